@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/skeindb/skein/auth"
-	"github.com/skeindb/skein/internal/memory"
+	"github.com/skeindb/skein/internal/limits"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -397,7 +397,7 @@ func (c *Config) Complete() {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
 	}
 	if c.MemoryBytes == 0 {
-		c.MemoryBytes = DefaultMemoryBytes(memory.Available())
+		c.MemoryBytes = DefaultMemoryBytes(limits.Memory())
 	}
 	if len(c.Log.Outputs) == 0 {
 		c.Log.Outputs = []string{"default"}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/journal"
 
-	"github.com/skeindb/skein/internal/memory"
+	"github.com/skeindb/skein/internal/limits"
 )
 
 func setting(t *testing.T, name string, args []string, env ...string) Setting {
@@ -191,7 +191,7 @@ func TestMemoryBudget(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{"--name=n"}, {"--name=n", "--memory-budget-bytes=0"}} {
-		if c, _ := mustLoad(t, args); c.MemoryBytes != DefaultMemoryBytes(memory.Available()) {
+		if c, _ := mustLoad(t, args); c.MemoryBytes != DefaultMemoryBytes(limits.Memory()) {
 			t.Errorf("%v: %d", args, c.MemoryBytes)
 		}
 	}

@@ -115,7 +115,7 @@ type Options struct {
 	// 0 are the defaults, below 0 is no bound.
 	RangeMaxBytes, RangeSplitLoad int64
 	// Processors is placement's; nil gathers no leads at the sequencer.
-	Processors func() (used time.Duration, processors int)
+	Processors func() (used time.Duration, processors float64)
 	// RangeMergeAfter is --range-merge-after; 0 is its default, below 0 ranges are merged by
 	// command alone.
 	RangeMergeAfter time.Duration

@@ -1,18 +1,19 @@
 package node
 
 import (
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeindb/skein/internal/limits"
 )
 
-// processors returns how much processor time the process has used, by the system's word, and on how many
-// processors it runs at a time.
-func processors() (used time.Duration, most int) {
+// processors returns how much processor time the process has used, by the system's word, and how many processors' time
+// it may use. GOMAXPROCS is no measure of that: it is more while copies run, and never below two under a cgroup's limit.
+func processors() (used time.Duration, most float64) {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
 		return 0, 0 // it cannot fail for the process itself
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), runtime.GOMAXPROCS(0)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), limits.Processors()
 }

@@ -410,7 +410,7 @@ func TestLeadsGatherAtTheSequencer(t *testing.T) {
 		w := pretendedRig(t, 71, 3, fourBorders...)
 		var part atomic.Int64 // of the processors, in percent
 		began := time.Now()
-		w.processors = func() (time.Duration, int) { return time.Since(began) * time.Duration(part.Load()) / 100, 1 }
+		w.processors = func() (time.Duration, float64) { return time.Since(began) * time.Duration(part.Load()) / 100, 1 }
 		w.mover = func() driver.Mover { return w }
 		for id := range w.all {
 			w.load[id] = 200

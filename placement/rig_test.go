@@ -49,7 +49,7 @@ type rig struct {
 	// rangeMaxBytes and rangeSplitLoad are the services', 0 their defaults.
 	rangeMaxBytes, rangeSplitLoad int64
 	// processors are the services' Processors.
-	processors func() (time.Duration, int)
+	processors func() (time.Duration, float64)
 	// measurer returns what a node measures; where it is nil, gauges have it.
 	measurer func(keyspace.NodeID) driver.Measurer
 	gauges   map[keyspace.NodeID]*gauge

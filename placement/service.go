@@ -93,8 +93,8 @@ type ServiceOptions struct {
 	// BootOf returns in which boot a node was last heard, 0 if that is not known.
 	BootOf func(keyspace.NodeID) keyspace.BootID
 	// Processors returns how much of its processors' time the process has used, and how many it may
-	// use at a time. Without it leads are not gathered at the sequencer.
-	Processors func() (used time.Duration, processors int)
+	// use. Without it leads are not gathered at the sequencer.
+	Processors func() (used time.Duration, processors float64)
 	// Bus reaches the other nodes.
 	Bus Bus
 	// LeaseObserver and LeaseTimes are what counts the time of leases where this node

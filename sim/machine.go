@@ -238,7 +238,7 @@ func (m *machine) options(s *start) *node.Options {
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
 		MergeHold: cfg.mergeHold(), NoLeaseReads: cfg.NoLeaseReads,
 		// The processors have nothing to do: the leads of ranges in use gather at the sequencer.
-		Processors: func() (time.Duration, int) { return 0, 1 },
+		Processors: func() (time.Duration, float64) { return 0, 1 },
 		AuthToken:  "simple", AuthTokenTTL: 5 * time.Minute, BcryptCost: auth.MinCost, Logger: m.logger(),
 	}
 	if m.founder {

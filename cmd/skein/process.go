@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/embed"
-	"github.com/skeindb/skein/internal/memory"
+	"github.com/skeindb/skein/internal/limits"
 	"github.com/skeindb/skein/node/process"
 )
 
@@ -47,7 +47,7 @@ func runNode(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *pro
 	v.Serving(n.DiskStalled)
 	logger = n.Logger()
 	logger.Info("the node's memory budget is --memory-budget-bytes",
-		zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", memory.Available()))
+		zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", limits.Memory()))
 	select {
 	case <-ctx.Done():
 		logger.Info("stopping", zap.Duration("shutdown-delay", cfg.ShutdownDelay))

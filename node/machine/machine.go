@@ -21,7 +21,7 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/memory"
+	"github.com/skeindb/skein/internal/limits"
 )
 
 // Facts are what was measured. A number is -1 where the system does not say.
@@ -50,7 +50,7 @@ const lookFor = 10 * time.Second
 
 // Look measures. The directory must exist; nothing stays in it.
 func Look(dir string) (*Facts, error) {
-	f := &Facts{Dir: dir, Memory: memory.Available(), ReceiveBuffer: number("/proc/sys/net/core/rmem_max"), SendBuffer: number("/proc/sys/net/core/wmem_max")}
+	f := &Facts{Dir: dir, Memory: limits.Memory(), ReceiveBuffer: number("/proc/sys/net/core/rmem_max"), SendBuffer: number("/proc/sys/net/core/wmem_max")}
 	took, err := fsyncs(dir)
 	if err != nil {
 		return nil, err

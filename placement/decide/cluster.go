@@ -95,17 +95,18 @@ type rng struct {
 	seats []seat // its nodes, those of the operation under way included
 	slot  int    // in Cluster.all
 
-	need    Reason
-	needPos int
-	retryAt clock.Time
-	movedAt clock.Time      // 0: never
-	left    keyspace.NodeID // from where that took it
-	ledAt   clock.Time
-	mate    *rng       // the neighbour with which it is being merged, step by step
-	calmAt  clock.Time // since when it and its right neighbour are small and cold; 0: they are not
-	failed  failures
-	vain    []keyspace.NodeID // to which no copy came, since the last that did
-	was     pace              // before the operation under way was decided
+	need     Reason
+	needPos  int
+	retryAt  clock.Time
+	movedAt  clock.Time      // 0: never
+	left     keyspace.NodeID // from where that took it
+	ledAt    clock.Time
+	turnedAt clock.Time // when another node came to lead it, whoever decided that; 0: never
+	mate     *rng       // the neighbour with which it is being merged, step by step
+	calmAt   clock.Time // since when it and its right neighbour are small and cold; 0: they are not
+	failed   failures
+	vain     []keyspace.NodeID // to which no copy came, since the last that did
+	was      pace              // before the operation under way was decided
 }
 
 // pace is what keeps a range from being changed again soon, as a decision has changed it. It is
@@ -279,6 +280,9 @@ func (c *Cluster) PutRange(g Range) {
 		}
 		c.unplace(r)
 		c.forgetSpan(r)
+		if r.Leader != 0 && g.Leader != 0 && r.Leader != g.Leader {
+			r.turnedAt = max(c.now, 1)
+		}
 		r.Range = g
 	} else {
 		r = &rng{Range: g, slot: len(c.all), needPos: -1}

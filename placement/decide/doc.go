@@ -65,8 +65,8 @@
 // They never move to a node from which balance would take them away again.
 //
 // While the sequencer's node has little to do, the leads of ranges in use go there, and its load
-// is not balanced. Nothing else moves those leads. So each step lowers the number of leads that
-// are elsewhere. Once the node has much to do that ends, and does not begin again for a time.
+// is not balanced. Neither load nor the number of leads moves them away. So each step lowers the
+// number of leads that are elsewhere. Once the node has much to do that ends, and does not begin again for a time.
 //
 // Moves are few. Bytes go from the fullest to the emptiest node, large ranges first, and stop at
 // the narrower band. The next operation reuses what an abandoned one has copied. The bounds of a

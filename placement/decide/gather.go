@@ -7,7 +7,8 @@ import "fmt"
 const gatherLeast = 20
 
 // gatherLeaders gives the node with the sequencer, while it has little to do, the leads of
-// ranges in use. It needs a voter of them; nothing is copied for this.
+// ranges in use. It needs a voter of them; nothing is copied for this. A lead that somebody has
+// given to another node stays there for a while, and so does one that had to move.
 func (c *Cluster) gatherLeaders() {
 	to := c.nodes[c.gatherTo]
 	if to == nil {
@@ -16,7 +17,7 @@ func (c *Cluster) gatherLeaders() {
 	var found []*rng
 	for r := range c.some(to) {
 		from := c.nodes[r.Leader]
-		if from != nil && from != to && from.live() && r.Load >= gatherLeast && c.gathered(r) && c.rested(r.ledAt) && c.calm(r) {
+		if from != nil && from != to && from.live() && c.gathered(r) && c.rested(r.ledAt) && c.rested(r.turnedAt) && c.calm(r) {
 			found = append(found, r)
 		}
 	}

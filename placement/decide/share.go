@@ -148,11 +148,14 @@ func (c *Cluster) rested(at clock.Time) bool {
 
 // gathered says whether the range's lead is to go to the sequencer's node, or to stay there.
 func (c *Cluster) gathered(r *rng) bool {
-	if r.Load < gatherLeast/2 {
+	to := c.nodes[c.gatherTo]
+	if to == nil || !to.takes() || !r.votes(to) {
 		return false
 	}
-	to := c.nodes[c.gatherTo]
-	return to != nil && to.takes() && r.votes(to)
+	if r.Leader == to.ID {
+		return r.Load >= gatherLeast/2
+	}
+	return r.Load >= gatherLeast
 }
 
 // canMove says whether the range's replica may be moved for balance. It is free of what

@@ -36,9 +36,9 @@ type Options struct {
 	// Asked returns how many revisions each node has got of this node in a term in which it is the
 	// sequencer. The caller keeps the map. Without it the sequencer stays where it is.
 	Asked func(term uint64) map[keyspace.NodeID]uint64
-	// Processors returns how much of its processors' time the process has used, and how many it may
-	// use at a time. Without it leads are not gathered at the sequencer.
-	Processors func() (used time.Duration, processors int)
+	// Processors returns how much of its processors' time the process has used, and how many processors' time
+	// it may use. Without it leads are not gathered at the sequencer.
+	Processors func() (used time.Duration, processors float64)
 	// BootOf returns in which boot a node was last heard, 0 if that is not known.
 	BootOf func(keyspace.NodeID) keyspace.BootID
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt

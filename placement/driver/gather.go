@@ -25,35 +25,34 @@ type gathering struct {
 	began clock.Time
 	// row counts the windows in a row that speak for a change.
 	row int
-	// restedAt is when it may begin again.
+	// restedAt is when it may begin again, and rest how long it waited for that.
 	restedAt clock.Time
+	rest     time.Duration
 }
 
 const (
 	gatherWindow = seatWindow
-	// gatherBelow and gatherAbove are parts of the processors. A node that leads everything has
-	// about twice as much to do as one of three that share the leads. So what is spread is not
-	// gathered again for the same load.
+	// gatherBelow and gatherAbove are parts of the processors. A node that leads everything has more to
+	// do than one that shares the leads, and how much more depends on the load.
 	gatherBelow, gatherAbove = 0.3, 0.7
 	// gatherRow and spreadRow are how many windows in a row change it.
 	gatherRow, spreadRow = seatRow + 2, 2
-	// gatherRest is how long it does not begin again.
-	gatherRest = 10 * time.Minute
+	// How long it does not begin again doubles from first to last, each time that the leads are spread:
+	// there are loads that are little while they are spread, and much where they are gathered.
+	gatherRestFirst = 10 * time.Minute
+	gatherRestLast  = 16 * time.Hour
 )
 
-// look says whether leads had better be here, if the process has used so much time of its processors since it
+// due says whether a window is over, or none has begun.
+func (g *gathering) due(now clock.Time) bool { return g.began == 0 || now.Sub(g.began) >= gatherWindow }
+
+// look closes a window that is over, and begins the next one. The process has used so much time of its processors since it
 // began.
-func (g *gathering) look(used time.Duration, processors int, now clock.Time) bool {
-	window := now.Sub(g.began)
-	if g.began != 0 && window < gatherWindow {
-		return g.on
-	}
+func (g *gathering) look(used time.Duration, processors float64, now clock.Time) {
 	if g.began != 0 {
-		part := float64(used-g.used) / (float64(window) * float64(max(processors, 1)))
-		g.close(part, now)
+		g.close(float64(used-g.used)/(float64(now.Sub(g.began))*processors), now)
 	}
 	g.used, g.began = used, now
-	return g.on
 }
 
 // close takes in how much of the processors a window has used.
@@ -70,24 +69,27 @@ func (g *gathering) close(part float64, now clock.Time) {
 		return
 	}
 	if g.row, g.on = 0, !g.on; !g.on {
-		g.restedAt = now.Add(gatherRest)
+		g.rest = min(max(2*g.rest, gatherRestFirst), gatherRestLast)
+		g.restedAt = now.Add(g.rest)
 	}
 }
 
 // gather tells the model whether leads go to this node.
 func (d *decider) gather(now clock.Time) {
-	if d.s.o.Processors == nil {
+	if d.s.o.Processors == nil || !d.gathering.due(now) {
 		return
 	}
 	used, processors := d.s.o.Processors()
 	was := d.gathering.on
-	on, to := d.gathering.look(used, processors, now), keyspace.NodeID(0)
-	if on {
+	d.gathering.look(used, processors, now)
+	if d.gathering.on == was {
+		return
+	}
+	to := keyspace.NodeID(0)
+	if d.gathering.on {
 		to = d.s.o.Self
 	}
 	d.c.Gather(to)
-	if on != was {
-		d.s.o.Logger.Info("whether the leads of ranges in use go to the sequencer's node has changed: they do while it has little to do",
-			zap.Bool("gathers", on))
-	}
+	d.s.o.Logger.Info("whether the leads of ranges in use go to the sequencer's node has changed: they do while it has little to do",
+		zap.Bool("gathers", d.gathering.on))
 }

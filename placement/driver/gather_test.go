@@ -20,13 +20,17 @@ func TestGathering(t *testing.T) {
 		{"some", []float64{0.4}, []bool{false}},
 		{"ever more, and ever less", []float64{0.1, 0.4, 0.65, 0.8, 0.6, 0.4}, []bool{true, true, true, false, false, false}},
 		{"it rests after it was spread", []float64{0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1}, []bool{true, false, false, false, false, false, true, true}},
+		{"it rests longer each time", []float64{0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1},
+			[]bool{true, false, false, false, false, false, true, true, false, false, false, false, false, false, false, false, false, false, true, true}},
 		{"much at first", []float64{0.9, 0.1}, []bool{false, true}},
 	} {
 		var g gathering
 		now, used := clock.Time(1), time.Hour
 		for i, part := range tc.parts {
 			for range 120 {
-				g.look(used, 2, now)
+				if g.due(now) {
+					g.look(used, 2, now)
+				}
 				now, used = now.Add(time.Second), used+time.Duration(2*part*float64(time.Second))
 			}
 			if g.on != tc.want[i] {
@@ -43,7 +47,10 @@ func TestGatheringWaits(t *testing.T) {
 		g = gathering{}
 		used := time.Duration(0)
 		for at := time.Duration(0); at < 10*time.Minute; at += time.Second {
-			if g.look(used, 1, clock.Time(at)+1) {
+			if now := clock.Time(at) + 1; g.due(now) {
+				g.look(used, 1, now)
+			}
+			if g.on {
 				return at
 			}
 			if at >= busy && at < busy+2*gatherWindow {

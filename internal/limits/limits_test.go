@@ -1,11 +1,12 @@
-package memory
+package limits
 
 import (
+	"runtime"
 	"testing"
 	"testing/fstest"
 )
 
-func TestWithin(t *testing.T) {
+func TestMemoryWithin(t *testing.T) {
 	const gib = 1 << 30
 	for name, test := range map[string]struct {
 		files   map[string]string
@@ -34,16 +35,45 @@ func TestWithin(t *testing.T) {
 			for path, text := range test.files {
 				root[path] = &fstest.MapFile{Data: []byte(text)}
 			}
-			if got := within(root, test.machine); got != test.want {
+			if got := memoryWithin(root, test.machine); got != test.want {
 				t.Errorf("%d, want %d", got, test.want)
 			}
 		})
 	}
 }
 
-// TestAvailable: this machine says something.
-func TestAvailable(t *testing.T) {
-	if got := Available(); got < 16<<20 || got > total() {
+// TestOfThisMachine: this machine says something.
+func TestOfThisMachine(t *testing.T) {
+	if got := Memory(); got < 16<<20 || got > total() {
 		t.Errorf("%d of %d", got, total())
+	}
+	if got := Processors(); got <= 0 || got > float64(runtime.NumCPU()) {
+		t.Errorf("%v of %d processors", got, runtime.NumCPU())
+	}
+}
+
+func TestProcessorsWithin(t *testing.T) {
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  float64
+	}{
+		"no cgroup":               {nil, 4},
+		"v2 without a limit":      {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 4},
+		"v2, half of one":         {map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 0.5},
+		"v2 of a slice around it": {map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "100000 100000\n", "sys/fs/cgroup/a/b/cpu.max": "300000 100000\n"}, 1},
+		"v2 above the machine":    {map[string]string{"sys/fs/cgroup/cpu.max": "800000 100000\n"}, 4},
+		"v1 without a limit":      {map[string]string{"proc/self/cgroup": "3:cpu,cpuacct:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 4},
+		"v1 of a service":         {map[string]string{"proc/self/cgroup": "3:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "150000\n", "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n"}, 1.5},
+		"not understood":          {map[string]string{"sys/fs/cgroup/cpu.max": "1\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "1000\n"}, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := fstest.MapFS{}
+			for path, text := range test.files {
+				root[path] = &fstest.MapFile{Data: []byte(text)}
+			}
+			if got := processorsWithin(root, 4); got != test.want {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
 	}
 }
