@@ -145,8 +145,8 @@ func inBubble(t *testing.T, c scaleCase) (r scaleResult) {
 	return r
 }
 
-// broken says that the load is not taken: requests pile up or fail, or followers of the log miss some of it or come more
-// and more behind.
+// broken says that the load is not taken: requests pile up or fail, or followers of the log miss some of it or are
+// behind at the end by a fifth of the time.
 func (r *scaleResult) broken() bool {
 	return r.failed > 0 || r.Answered < 0.95*float64(r.Writes+r.Reads) || r.P99 > 50*time.Millisecond || r.Missed > 0 || r.Behind > r.Over/5
 }
