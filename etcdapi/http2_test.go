@@ -51,7 +51,10 @@ func TestHTTP2BesideGRPC(t *testing.T) {
 		set    func(*http.Protocols)
 		major  int
 	}{
-		{"http", byHTTP1, 1}, {"http", byPlainHTTP2, 2}, {"https", byHTTP1, 1}, {"https", byHTTP2, 2},
+		{"http", byHTTP1, 1},
+		{"http", byPlainHTTP2, 2},
+		{"https", byHTTP1, 1},
+		{"https", byHTTP2, 2},
 		{"https", func(p *http.Protocols) { p.SetHTTP1(true); p.SetHTTP2(true) }, 2},
 	} {
 		client, at := browser(t, p, c.set), c.scheme+"://"+host

@@ -20,8 +20,11 @@ func TestGathering(t *testing.T) {
 		{"some", []float64{0.4}, []bool{false}},
 		{"ever more, and ever less", []float64{0.1, 0.4, 0.65, 0.8, 0.6, 0.4}, []bool{true, true, true, false, false, false}},
 		{"it rests after it was spread", []float64{0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1}, []bool{true, false, false, false, false, false, true, true}},
-		{"it rests longer each time", []float64{0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1},
-			[]bool{true, false, false, false, false, false, true, true, false, false, false, false, false, false, false, false, false, false, true, true}},
+		{
+			"it rests longer each time",
+			[]float64{0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1},
+			[]bool{true, false, false, false, false, false, true, true, false, false, false, false, false, false, false, false, false, false, true, true},
+		},
 		{"much at first", []float64{0.9, 0.1}, []bool{false, true}},
 	} {
 		var g gathering
