@@ -643,7 +643,7 @@ func (m *matrix) runAlone(c *matrixCase) {
 	}
 	got, same := m.run(c)
 	if !same {
-		m.t.Logf("%s: %s", c, compareAnswers(got[0], got[1]))
+		m.t.Logf("%s: %s", c, compare(got[0], got[1]))
 		m.sameRevision(c.String())
 	}
 	if got[0].response != nil {
