@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"io"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -58,13 +59,33 @@ func firstIsGRPC(r io.Reader, otherwise bool) bool {
 		case *http2.SettingsFrame, *http2.WindowUpdateFrame, *http2.PriorityFrame:
 		case *http2.MetaHeadersFrame:
 			return slices.ContainsFunc(frame.RegularFields(), func(h hpack.HeaderField) bool {
-				rest, ok := strings.CutPrefix(h.Value, "application/grpc")
-				return h.Name == "content-type" && ok && (rest == "" || strings.ContainsAny(rest[:1], "+;"))
+				return h.Name == "content-type" && typeOfGRPC(h.Value)
 			})
 		default:
 			return otherwise
 		}
 	}
+}
+
+func typeOfGRPC(contentType string) bool {
+	rest, ok := strings.CutPrefix(contentType, "application/grpc")
+	return ok && (rest == "" || strings.ContainsAny(rest[:1], "+;"))
+}
+
+// toNewConnection refuses gRPC's requests on a connection that went to HTTP by an earlier request, or without one, and lets the
+// connection end. To clients of gRPC that is Unavailable, so they try again, on a connection that gRPC's server gets.
+func (s *Server) toNewConnection(next http.Handler) http.Handler {
+	if len(s.opts.HTTPURLs) > 0 {
+		return next // gRPC has other addresses
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 2 && slices.ContainsFunc(r.Header["Content-Type"], typeOfGRPC) {
+			w.Header().Set("Connection", "close") // a GOAWAY
+			http.Error(w, "this connection is for HTTP, by its first request or for want of one: use another one for gRPC", http.StatusServiceUnavailable)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // withoutAck leaves the client's answer to the sniffer's settings out of what the server reads, since net/http ends a

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -21,6 +22,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/internal/ports"
 )
@@ -152,6 +157,42 @@ func TestAConnectionAheadOfItsFirstRequest(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A connection of gRPC that went to HTTP, because its client offered HTTP/1.1 too and was silent, is given up at the first call. The
+// next one has a new connection.
+func TestGRPCOnAConnectionOfHTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newCertifiedRig(t)
+		defer r.stop()
+		var dialed atomic.Int64
+		dial := func(context.Context, string) (net.Conn, error) {
+			dialed.Add(1)
+			c, err := r.connect(r.clients, "h2", "http/1.1")
+			return newReadAhead(c), err
+		}
+		conn, err := grpc.NewClient("passthrough:///h", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+		must(t, err)
+		defer conn.Close()
+		ask := func() error {
+			_, err := pb.NewKVClient(conn).Range(t.Context(), &pb.RangeRequest{Key: []byte("k")})
+			return err
+		}
+		conn.Connect()
+		time.Sleep(sniffTimeout + time.Second)
+		if err := ask(); status.Code(err) != codes.Unavailable {
+			t.Errorf("a call on a connection that went to HTTP: %v, want Unavailable, so that it is tried again", err)
+		}
+		synctest.Wait() // the client learns that the connection is given up
+		for range 2 {
+			if err := ask(); err != nil {
+				t.Errorf("the next call: %v", err)
+			}
+		}
+		if n := dialed.Load(); n != 2 {
+			t.Errorf("%d connections, want 2", n)
+		}
+	})
 }
 
 // ahead connects a client that offers these protocols, up to where it could send a request.

@@ -81,7 +81,16 @@ func TestAddressesOfHTTPAlone(t *testing.T) {
 			t.Errorf("%s by HTTP/%d: %s by %s", c.url, c.major, a.Status, a.Proto)
 		}
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+grpc+"/version", http.NoBody)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+page+"/etcdserverpb.KV/Range", http.NoBody)
+	must(t, err)
+	req.Header.Set("Content-Type", "application/grpc")
+	a, err := browser(t, nil, byPlainHTTP2).Do(req)
+	must(t, err)
+	must(t, a.Body.Close())
+	if a.StatusCode != http.StatusNotFound {
+		t.Errorf("gRPC at an address of HTTP: %s, want what no client tries again", a.Status)
+	}
+	req, err = http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+grpc+"/version", http.NoBody)
 	must(t, err)
 	if a, err := browser(t, nil, byHTTP1).Do(req); err == nil {
 		_ = a.Body.Close()

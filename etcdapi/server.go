@@ -286,7 +286,7 @@ func New(o Options) *Server {
 			panic(err) // it depends on nothing outside
 		}
 	}
-	s.http = newHTTPServer(s.clientMux())
+	s.http = newHTTPServer(s.toNewConnection(s.clientMux()))
 	s.metricsHTTP = newHTTPServer(s.metricsMux())
 	s.metricsHTTP.ConnState = s.certified.follow
 	if o.Console != nil && len(o.ConsoleURLs) > 0 {
