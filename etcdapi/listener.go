@@ -262,7 +262,9 @@ type sniffedConn struct {
 func (c *sniffedConn) Read(b []byte) (int, error) {
 	if len(c.prefix) > 0 {
 		n := copy(b, c.prefix)
-		c.prefix = c.prefix[n:]
+		if c.prefix = c.prefix[n:]; len(c.prefix) == 0 {
+			c.prefix = nil // its buffer is not to live as long as the connection
+		}
 		return n, nil
 	}
 	return c.Conn.Read(b)
