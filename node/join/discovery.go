@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
@@ -18,7 +19,7 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// lookUpTimeout bounds one look at the SRV records.
+// lookUpTimeout bounds one question to the resolver.
 const lookUpTimeout = 10 * time.Second
 
 // discovered returns the joiner with the founders that SRV records name as its --initial-cluster, or itself without
@@ -50,21 +51,40 @@ func (j *Joiner) discoveredAgain(ctx context.Context) (*Joiner, error) {
 	return found, err
 }
 
-// passing says whether a resolver failed, as opposed to one that knows no such name.
+// unanswered is why a resolver has not answered, as opposed to what one says that knows no such name.
+type unanswered struct{ error }
+
+func (u unanswered) Unwrap() error { return u.error }
+
+// passing says whether a question of those that failed was not answered.
 func passing(err error) bool {
+	var u unanswered
+	return errors.As(err, &u)
+}
+
+// question asks the resolver once, for lookUpTimeout at most. The resolver takes the end of that time for a question that
+// nobody wants answered any more, and not for a failure of its own: see clock.WithTimeout.
+func (j *Joiner) question(ctx context.Context, ask func(ctx context.Context) error) error {
+	asked, cancel := clock.WithTimeout(ctx, j.Clock, lookUpTimeout)
+	defer cancel()
+	err := ask(asked)
 	var dns *net.DNSError
-	return errors.As(err, &dns) && dns.Temporary()
+	if err != nil && (asked.Err() != nil && ctx.Err() == nil || errors.As(err, &dns) && dns.Temporary()) {
+		return unanswered{err}
+	}
+	return err
 }
 
 // lookUp is discovered, once. Each founder works the ids out of the same records, so their hosts are taken as they are written.
 func (j *Joiner) lookUp(ctx context.Context) (*Joiner, error) {
-	ctx, cancel := clock.WithTimeout(ctx, j.Clock, lookUpTimeout)
-	defer cancel()
 	c := *j.Config
 	scheme := c.AdvertisePeerURLs[0].Scheme
 	service := fmt.Sprintf("_%s._tcp.%s", c.PeerService(), c.DiscoverySRV)
-	_, records, err := j.Resolver.LookupSRV(ctx, c.PeerService(), "tcp", c.DiscoverySRV)
-	if err != nil {
+	var records []*net.SRV
+	if err := j.question(ctx, func(ctx context.Context) (err error) {
+		_, records, err = j.Resolver.LookupSRV(ctx, c.PeerService(), "tcp", c.DiscoverySRV)
+		return err
+	}); err != nil {
 		return nil, fmt.Errorf("--discovery-srv: the SRV records %s are to name the founders, since the peer URLs of this node are %s: %w", service, scheme, err)
 	}
 	var hosts []string
@@ -108,19 +128,25 @@ func (j *Joiner) ownOf(ctx context.Context, hosts []string) (own []string, err e
 	if len(own) > 0 {
 		return own, nil
 	}
-	var mine []netip.AddrPort
+	var names []string
 	for _, u := range j.Config.AdvertisePeerURLs {
-		at, aerr := j.addresses(ctx, u.Host)
-		mine, err = append(mine, at...), errors.Join(err, aerr)
+		names = append(names, u.Host)
 	}
-	for _, host := range hosts {
-		at, aerr := j.addresses(ctx, host)
-		err = errors.Join(err, aerr)
-		if slices.ContainsFunc(at, func(a netip.AddrPort) bool { return slices.Contains(mine, a) }) {
+	names = append(names, hosts...)
+	at, errs := make([][]netip.AddrPort, len(names)), make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() { at[i], errs[i] = j.addresses(ctx, name) })
+	}
+	wg.Wait()
+	urls := len(names) - len(hosts)
+	mine := slices.Concat(at[:urls]...)
+	for i, host := range hosts {
+		if slices.ContainsFunc(at[urls+i], func(a netip.AddrPort) bool { return slices.Contains(mine, a) }) {
 			own = append(own, host)
 		}
 	}
-	return own, err
+	return own, errors.Join(errs...)
 }
 
 // addresses resolves HOST:PORT.
@@ -133,7 +159,11 @@ func (j *Joiner) addresses(ctx context.Context, hostPort string) (all []netip.Ad
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", hostPort, err)
 	}
-	ips, err := j.Resolver.LookupNetIP(ctx, "ip", host)
+	var ips []netip.Addr
+	err = j.question(ctx, func(ctx context.Context) (err error) {
+		ips, err = j.Resolver.LookupNetIP(ctx, "ip", host)
+		return err
+	})
 	for _, ip := range ips {
 		all = append(all, netip.AddrPortFrom(ip.Unmap(), uint16(p)))
 	}
