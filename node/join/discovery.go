@@ -75,7 +75,8 @@ func (j *Joiner) question(ctx context.Context, ask func(ctx context.Context) err
 	return err
 }
 
-// lookUp is discovered, once. Each founder works the ids out of the same records, so their hosts are taken as they are written.
+// lookUp is discovered, once. Each founder works the ids out of the same records, so their hosts are taken as they are written,
+// but in lower case: resolvers may return any.
 func (j *Joiner) lookUp(ctx context.Context) (*Joiner, error) {
 	c := *j.Config
 	scheme := c.AdvertisePeerURLs[0].Scheme
@@ -89,7 +90,7 @@ func (j *Joiner) lookUp(ctx context.Context) (*Joiner, error) {
 	}
 	var hosts []string
 	for _, r := range records {
-		hosts = append(hosts, net.JoinHostPort(strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port))))
+		hosts = append(hosts, net.JoinHostPort(strings.ToLower(strings.TrimSuffix(r.Target, ".")), strconv.Itoa(int(r.Port))))
 	}
 	slices.Sort(hosts)
 	hosts = slices.Compact(hosts)

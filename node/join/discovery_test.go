@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -159,6 +160,32 @@ func TestHostsOfSRVRecordsAreLookedUpSideBySide(t *testing.T) {
 		}
 		if took := time.Since(began); took > 2*lookUpTimeout {
 			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// The ids come out of the hosts, which resolvers may return in any case.
+func TestTheCaseOfSRVRecordsDoesNotMatter(t *testing.T) {
+	z := &zone{hosts: map[string][4]byte{}}
+	r := z.resolver(t)
+	synctest.Test(t, func(t *testing.T) {
+		var all []string
+		for _, host := range []string{"a.skein.test", "A.Skein.test"} {
+			z.set(func() { z.srv = []string{host, "b.skein.test"} })
+			j := discoverer(t, z, r, func(string) {})
+			j.Config.AdvertisePeerURLs[0].Host = "a.SKEIN.test:2380"
+			found, err := j.discovered(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			boot, err := found.Config.Bootstrap()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, boot.Cluster.String()+" "+boot.Self.String())
+		}
+		if len(slices.Compact(all)) != 1 {
+			t.Errorf("clusters and nodes %q", all)
 		}
 	})
 }
