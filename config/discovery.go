@@ -8,7 +8,7 @@ func srvFlags() []Flag {
 		{
 			Name: "discovery-srv", kind: kindString, Default: "", File: "discovery-srv", Section: sectionClustering,
 			Usage: "Domain whose SRV records name the founders of a new cluster, in the place of --initial-cluster.",
-			Note:  "The records are those of _etcd-server-ssl._tcp where the peer URLs are https, and of _etcd-server._tcp otherwise: one for each founder. A node finds itself among them by the host of --initial-advertise-peer-urls, or by its address. Not needed once the node has data.",
+			Note:  "The records are those of _etcd-server-ssl._tcp where the peer URLs are https, and of _etcd-server._tcp otherwise: one for each founder. A node finds itself among them by the host of --initial-advertise-peer-urls, or by its address. The records have no names of nodes: give each founder its own --name, or all are called default, and commands that name a node are refused. Not needed once the node has data.",
 			set:   setString(func(c *Config) *string { return &c.DiscoverySRV }),
 		},
 		{
