@@ -64,6 +64,8 @@ type Options struct {
 	// Founders and the directory does not hold the table yet; nil means that nobody can
 	// be asked.
 	Peers func(ctx context.Context) ([]fsm.Node, error)
+	// Anew finds Founders or Peers where the directory does not hold the table; nil if they are known.
+	Anew func(ctx context.Context) (*join.Membership, error)
 
 	// SurelyNew says that nobody can have joined the cluster before: the only founder need not listen for such nodes.
 	SurelyNew bool

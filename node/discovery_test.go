@@ -21,6 +21,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/node/join"
@@ -316,4 +317,51 @@ func TestAClusterBySRVRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	announced(all[0])
+}
+
+// A founder that was ended before its cluster had a majority, and finds its name server failing when it is started again,
+// waits for it and founds the cluster.
+func TestAFounderThatIsNotAdmittedYetStartsAgain(t *testing.T) {
+	t.Parallel()
+	s := newNameServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const service = "_etcd-server._tcp.skein.test"
+	ports, dir := unusedPorts(t, 2), t.TempDir()
+	s.set(func() { s.srv[service] = []string{fmt.Sprintf("localhost:%d", ports[1])} })
+	c := founder(t, "n1", fmt.Sprintf("http://127.0.0.1:%d", ports[1]))
+	client := url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", ports[0])}
+	c.ListenClientURLs, c.AdvertiseClientURLs = []url.URL{client}, []url.URL{client}
+	c.DataDir, c.WALDir, c.MemoryBytes = filepath.Join(dir, "n1"), filepath.Join(dir, "n1", "wal"), 256<<20
+	m, err := s.find(ctx, c, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As far as the start gets that is ended.
+	lock, err := engine.OpenDir(vfs.Default, c.DataDir, c.WALDir, engine.Identity{Cluster: m.Cluster, Node: m.Self}, keyspace.OwnVersions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.set(func() { s.failing = true })
+	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(discard{}), zap.WarnLevel), zap.Hooks(func(e zapcore.Entry) error {
+		if strings.Contains(e.Message, "asking again") {
+			s.set(func() { s.failing = false })
+		}
+		return nil
+	}))
+	n, err := node.StartWith(ctx, c, log, node.StartOptions{Resolver: s.resolver(), SurelyNew: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n.Announced():
+	case <-ctx.Done():
+		t.Error("the node is no member")
+	}
+	if err := n.Stop(context.WithoutCancel(ctx)); err != nil {
+		t.Error(err)
+	}
 }

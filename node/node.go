@@ -300,7 +300,7 @@ func joiner(cfg *config.Config, o *Options, resolver *net.Resolver) *join.Joiner
 
 // SetMembership has a Core open as that node of that cluster.
 func (o *Options) SetMembership(m *join.Membership) {
-	o.Cluster, o.Self, o.Founders, o.Peers = m.Cluster, m.Self, m.Founders, m.Peers
+	o.Cluster, o.Self, o.Founders, o.Peers, o.Anew = m.Cluster, m.Self, m.Founders, m.Peers, m.Anew
 }
 
 // options translates the configuration. unusable counts changed files of the peers' certificates that cannot be taken.

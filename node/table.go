@@ -29,6 +29,13 @@ func (c *Core) loadTable(ctx context.Context) error {
 		for i := range nodes {
 			nodes[i].State = fsm.NodeServing // as the bootstrap has it
 		}
+	case c.o.Anew != nil:
+		m, err := c.o.Anew(ctx)
+		if err != nil {
+			return err
+		}
+		c.o.Founders, c.o.Peers, c.o.Anew = m.Founders, m.Peers, nil
+		return c.loadTable(ctx)
 	case c.o.Peers == nil:
 		return fmt.Errorf("node %s is no founder of cluster %s, and %s does not say who its other nodes are: start it with --join of a running one",
 			c.o.Self, c.o.Cluster, c.o.DataDir)

@@ -14,12 +14,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // zone is what a name server says in virtual time: a second after it was asked.
@@ -188,4 +191,54 @@ func TestTheCaseOfSRVRecordsDoesNotMatter(t *testing.T) {
 			t.Errorf("clusters and nodes %q", all)
 		}
 	})
+}
+
+// A founder that was started before, and has not been admitted, waits for its name server as at its first start. Records that
+// have changed meanwhile are an error that says so.
+func TestAFounderThatIsNotAdmittedYetWaitsForSRVRecords(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		changed []string
+		error   string
+	}{
+		{what: "the same records"},
+		{what: "another founder", changed: []string{"a.skein.test", "c.skein.test"}, error: "contradicts the data directory of node "},
+		{what: "not this one", changed: []string{"b.skein.test"}, error: "which was not admitted yet: --discovery-srv: none of the SRV records"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			z := &zone{srv: []string{"a.skein.test", "b.skein.test"}, hosts: map[string][4]byte{"a.skein.test": {10, 0, 0, 1}, "b.skein.test": {10, 0, 0, 2}, "c.skein.test": {10, 0, 0, 3}}}
+			r := z.resolver(t)
+			synctest.Test(t, func(t *testing.T) {
+				asked := false
+				j := discoverer(t, z, r, func(string) { asked, z.silent = true, "" })
+				j.FS = vfs.NewMem()
+				first, err := j.Find(t.Context())
+				if err != nil || len(first.Founders) != 2 {
+					t.Fatalf("%+v, %v", first, err)
+				}
+				z.set(func() {
+					z.silent = "_etcd"
+					if c.changed != nil {
+						z.srv = c.changed
+					}
+				})
+				m, err := j.again(t.Context(), &engine.Identity{Cluster: first.Cluster, Node: first.Self})
+				if err != nil || m.Anew == nil {
+					t.Fatalf("%+v, %v", m, err)
+				}
+				m, err = m.Anew(t.Context())
+				if err == nil && m.Peers != nil {
+					_, err = m.Peers(t.Context())
+				}
+				switch {
+				case !asked:
+					t.Error("it has not asked again")
+				case c.error == "" && (err != nil || m.Self != first.Self || !slices.EqualFunc(m.Founders, first.Founders, func(x, y fsm.Node) bool { return x.ID == y.ID })):
+					t.Errorf("%+v, %v", m, err)
+				case c.error != "" && (err == nil || !strings.Contains(err.Error(), c.error)):
+					t.Errorf("%v; want %s", err, c.error)
+				}
+			})
+		})
+	}
 }

@@ -27,6 +27,9 @@ type Membership struct {
 	Founders []fsm.Node
 	// Peers asks a running node for the node table, where the directory does not have it.
 	Peers func(ctx context.Context) ([]fsm.Node, error)
+	// Anew finds Founders or Peers after all, for a directory that does not have the node table: it waits for the resolver
+	// that has not answered so far. nil where they are known.
+	Anew func(ctx context.Context) (*Membership, error)
 }
 
 // answer is what a running node tells one that joins.
@@ -119,17 +122,27 @@ func (j *Joiner) founders(b *config.Bootstrap) []fsm.Node {
 	return all
 }
 
-// again returns the membership of a node that has started before, or has tried to.
+// again returns the membership of a node that has started before, or has tried to. Most such nodes know the others from
+// their directory, so resolvers are waited for only where it turns out not to have them.
 func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, error) {
-	m := &Membership{Cluster: id.Cluster, Self: id.Node}
-	if j.Config.DiscoverySRV != "" {
-		found, err := j.discoveredAgain(ctx)
-		if err != nil {
-			m.Peers = func(context.Context) ([]fsm.Node, error) { return nil, err }
-			return m, nil
-		}
-		j = found
+	if j.Config.DiscoverySRV == "" {
+		return j.configured(ctx, id)
 	}
+	if found, err := j.discoveredAgain(ctx); err == nil {
+		return found.configured(ctx, id)
+	}
+	return &Membership{Cluster: id.Cluster, Self: id.Node, Anew: func(ctx context.Context) (*Membership, error) {
+		found, err := j.discovered(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("the directory is that of node %s of cluster %s, which was not admitted yet: %w", id.Node, id.Cluster, err)
+		}
+		return found.configured(ctx, id)
+	}}, nil
+}
+
+// configured is again for a node whose founders are known, if it is to have any.
+func (j *Joiner) configured(ctx context.Context, id *engine.Identity) (*Membership, error) {
+	m := &Membership{Cluster: id.Cluster, Self: id.Node}
 	if len(j.Config.Join) > 0 {
 		m.Peers = func(ctx context.Context) ([]fsm.Node, error) {
 			a, err := j.join(ctx, *id)
@@ -159,7 +172,9 @@ func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, e
 		return m, nil
 	}
 	if j.Config.DiscoverySRV != "" {
-		return m, nil // the records are those of today's nodes
+		// The records are those of today's nodes, which matters only to one that needs them still.
+		m.Peers = func(context.Context) ([]fsm.Node, error) { return nil, otherRecords(id, boot, err) }
+		return m, nil
 	}
 	if _, self := j.Config.InitialCluster[j.Config.Name]; self && len(j.Config.InitialCluster) == 1 {
 		return m, nil // most likely the default: nobody has set --initial-cluster
@@ -167,6 +182,17 @@ func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, e
 	j.Logger.Warn("--initial-cluster contradicts the data directory; the directory counts",
 		zap.Stringer("cluster", id.Cluster), zap.Stringer("node", id.Node), zap.Error(err))
 	return m, nil
+}
+
+// otherRecords is why a founder that was not admitted yet cannot be one of those that the SRV records name now: boot, or
+// nobody as err says.
+func otherRecords(id *engine.Identity, boot *config.Bootstrap, err error) error {
+	const advice = "give the records back that the founders were first started with, or start this node with --join of a running one"
+	if err != nil {
+		return fmt.Errorf("--discovery-srv contradicts the data directory of node %s of cluster %s, which was not admitted yet: %w: %s", id.Node, id.Cluster, err, advice)
+	}
+	return fmt.Errorf("--discovery-srv contradicts the data directory of node %s of cluster %s, which was not admitted yet: the SRV records now make it node %s of cluster %s: %s",
+		id.Node, id.Cluster, boot.Self, boot.Cluster, advice)
 }
 
 // sameCluster refuses the directory of a node of another cluster than that of --join, or of
