@@ -1,6 +1,7 @@
 package etcdapi
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -61,6 +62,67 @@ func TestWatchersAreListed(t *testing.T) {
 		g.users.do(t, "forbid own k")
 		if l := g.s.Watchers(10); l.GetTotal() != 2 {
 			t.Errorf("when one may not watch any more: %v", l)
+		}
+	})
+}
+
+// Of many watchers the list keeps those furthest behind, here the oldest ones, in whatever order it comes by them.
+func TestWatchersAreCut(t *testing.T) {
+	withWatchers(t, func(g *guarded) {
+		const each, streams, most = 700, 3, 900
+		for range streams {
+			v, end := g.open("root", each)
+			defer end()
+			for id := range each {
+				v.send(createWatch(&pb.WatchCreateRequest{Key: []byte("k"), WatchId: int64(id + 1)}))
+			}
+			synctest.Wait()
+			time.Sleep(time.Second)
+		}
+		for _, most := range []int{most, 1, 0} {
+			l := g.s.Watchers(most)
+			if l.GetTotal() != each*streams || len(l.GetWatchers()) != most {
+				t.Fatalf("%d of %d watchers", len(l.GetWatchers()), l.GetTotal())
+			}
+			for i, w := range l.GetWatchers() {
+				if w.GetId() != int64(i%each+1) || w.GetAgeMs() != int64(streams-i/each)*1000 {
+					t.Fatalf("watcher %d: %v", i, w)
+				}
+			}
+		}
+	})
+}
+
+// While a list waits for a stream, others begin and end.
+func TestStreamsBeginDuringAList(t *testing.T) {
+	withWatchers(t, func(g *guarded) {
+		v, end := g.open("root", 1)
+		defer end()
+		v.watches(1, "k")
+		streams := &g.s.watchers
+		busy := streams.streams()[0]
+		busy.mu.Lock()
+		total := make(chan uint64)
+		go func() { total <- g.s.Watchers(1).GetTotal() }()
+		for streams.listing.TryLock() {
+			streams.listing.Unlock()
+			runtime.Gosched()
+		}
+		for range 1000 { // until it waits for that stream
+			runtime.Gosched()
+		}
+		streams.add(&watchStream{})
+		if all := streams.streams(); len(all) != 2 {
+			t.Errorf("%d streams", len(all))
+		}
+		for _, st := range streams.streams() {
+			if st != busy {
+				streams.remove(st)
+			}
+		}
+		busy.mu.Unlock()
+		if n := <-total; n != 1 {
+			t.Errorf("%d watchers", n)
 		}
 	})
 }

@@ -16,6 +16,8 @@ import (
 type watchStreams struct {
 	mu  sync.Mutex
 	all map[*watchStream]struct{} // guarded by mu
+	// listing is held by who lists watchers, before mu.
+	listing sync.Mutex
 }
 
 func (w *watchStreams) add(st *watchStream) {
