@@ -15,8 +15,8 @@ import (
 
 // WatcherBackend is what the service asks of the node about watchers.
 type WatcherBackend interface {
-	// Watchers returns the watchers of a node, or of all with "", whose clients are furthest behind: in any order, at most so many of
-	// each node. It names the nodes that do not answer, and needs no quorum.
+	// Watchers returns the watchers of a node, or of all with "", whose clients are furthest behind, at most so many. It names the nodes
+	// that do not answer, and needs no quorum.
 	Watchers(ctx context.Context, node string, most int) (*adminpb.WatcherListResponse, error)
 }
 
@@ -41,14 +41,20 @@ func (s *server) WatcherList(ctx context.Context, q *adminpb.WatcherListRequest)
 	if err != nil {
 		return nil, grpcError(what, err, readAgain)
 	}
-	all := r.GetWatchers()
+	all := FurthestBehind(r.GetWatchers(), skip+limit)
+	r.Watchers = all[min(skip, len(all)):]
+	slices.SortFunc(r.Missing, func(a, b *adminpb.WatchersMissing) int { return cmp.Compare(a.GetNode(), b.GetNode()) })
+	return r, nil
+}
+
+// FurthestBehind sorts watchers, those furthest behind first, and cuts the list to so many. It lets the others go.
+func FurthestBehind(all []*adminpb.Watcher, most int) []*adminpb.Watcher {
 	slices.SortFunc(all, func(a, b *adminpb.Watcher) int {
 		return cmp.Or(cmp.Compare(b.GetBehind(), a.GetBehind()), cmp.Compare(b.GetQueuedEvents(), a.GetQueuedEvents()), cmp.Compare(b.GetAgeMs(), a.GetAgeMs()),
 			cmp.Compare(a.GetNode(), b.GetNode()), cmp.Compare(a.GetClient(), b.GetClient()), cmp.Compare(a.GetId(), b.GetId()))
 	})
-	r.Watchers = all[min(skip, len(all)):min(skip+limit, len(all))]
-	slices.SortFunc(r.Missing, func(a, b *adminpb.WatchersMissing) int { return cmp.Compare(a.GetNode(), b.GetNode()) })
-	return r, nil
+	most = min(most, len(all))
+	return slices.Delete(all, most, len(all))
 }
 
 // Watchers lists the watchers of a node, or of all, those furthest behind first.

@@ -233,6 +233,8 @@ type Core struct {
 	admin     *operate.Admin
 	// watchers lists the node's watchers, nil without ports.
 	watchers atomic.Pointer[func(most int) *adminpb.WatcherListResponse]
+	// listing has a value while a list of the watchers of all nodes is made.
+	listing chan struct{}
 	// series is what this node has measured of itself, nil without a Gatherer.
 	series *series.Ring
 

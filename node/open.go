@@ -40,7 +40,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
+	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{}), listing: make(chan struct{}, 1)}
 	c.answers = budget.New(c.budget.Reads, answer(o.MemoryBytes))
 	if o.Name != "" {
 		c.names.set([]fsm.Node{{ID: o.Self, Name: o.Name}}) // the others follow with the node table

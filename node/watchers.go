@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -29,14 +31,19 @@ func (c *Core) OnWatchers(f func(most int) *adminpb.WatcherListResponse) { c.wat
 // watched are the watchers of all nodes, for the admin service.
 type watched struct{ c *Core }
 
-// Watchers implements adminapi.WatcherBackend. It needs no quorum.
+// Watchers implements adminapi.WatcherBackend. It needs no quorum. One list is made at a time: it may have many rows.
 func (m watched) Watchers(ctx context.Context, only string, most int) (*adminpb.WatcherListResponse, error) {
+	select {
+	case m.c.listing <- struct{}{}:
+		defer func() { <-m.c.listing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	ctx, cancel := context.WithTimeout(ctx, watchersTimeout)
 	defer cancel()
-	var nodes []fsm.Node
-	if known, _ := m.c.client.WatchMap(); known != nil {
-		nodes = known.NodeTable()
-	}
+	known, _ := m.c.client.WatchMap()
+	nodes := m.nodes(known)
+	question := []byte(strconv.Itoa(most))
 	out, asked := &adminpb.WatcherListResponse{}, 0
 	var mu sync.Mutex // guards out
 	var wg sync.WaitGroup
@@ -46,9 +53,14 @@ func (m watched) Watchers(ctx context.Context, only string, most int) (*adminpb.
 		}
 		asked++
 		wg.Go(func() {
-			r, err := m.of(ctx, n.ID, most)
+			b, err := m.ask(ctx, n.ID, question)
 			mu.Lock()
 			defer mu.Unlock()
+			// Behind the mutex: each answer may have as many rows as are wanted of all.
+			r := &adminpb.WatcherListResponse{}
+			if err == nil {
+				err = proto.Unmarshal(b, r)
+			}
 			if err != nil {
 				out.Missing = append(out.Missing, &adminpb.WatchersMissing{Node: n.Name, Reason: err.Error()})
 				return
@@ -56,49 +68,53 @@ func (m watched) Watchers(ctx context.Context, only string, most int) (*adminpb.
 			for _, w := range r.GetWatchers() {
 				w.Node = n.Name
 			}
-			out.Watchers, out.Total = append(out.Watchers, r.GetWatchers()...), out.GetTotal()+r.GetTotal()
+			out.Watchers = adminapi.FurthestBehind(append(out.Watchers, r.GetWatchers()...), most)
+			out.Total += r.GetTotal()
 		})
 	}
 	wg.Wait()
-	if asked == 0 && only != "" {
-		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("there is no node %q", only), NextStep: "skein node list shows the nodes"}
+	switch {
+	case asked > 0 || only == "":
+		return out, nil
+	case known == nil:
+		return nil, &adminapi.Refusal{
+			Reason:   fmt.Sprintf("this node has not heard of the cluster since its start, and knows no node %q of before", only),
+			NextStep: "ask that node by --endpoints, or leave out the node",
+		}
 	}
-	return out, nil
+	return nil, &adminapi.Refusal{Reason: fmt.Sprintf("there is no node %q", only), NextStep: "skein node list shows the nodes"}
 }
 
-func (m watched) of(ctx context.Context, node keyspace.NodeID, most int) (*adminpb.WatcherListResponse, error) {
+// nodes are the nodes by the map. Without one, which is until the node has heard of the cluster, these are those that it knew at its
+// start, and itself.
+func (m watched) nodes(known *fsm.Map) []fsm.Node {
+	if known != nil {
+		return known.NodeTable()
+	}
+	nodes := slices.Clone(m.c.nodes)
+	own := func(n fsm.Node) bool { return n.ID == m.c.o.Self }
+	if i := slices.IndexFunc(nodes, own); i < 0 || !nodes[i].State.Started() {
+		nodes = append(slices.DeleteFunc(nodes, own), fsm.Node{ID: m.c.o.Self, Name: m.c.o.Name, State: fsm.NodeServing})
+	}
+	return nodes
+}
+
+func (m watched) ask(ctx context.Context, node keyspace.NodeID, question []byte) ([]byte, error) {
 	if node == m.c.o.Self {
-		return m.c.ownWatchers(most)
+		return m.c.answerWatchers(question)
 	}
-	question, err := json.Marshal(most)
-	if err != nil {
-		return nil, err
-	}
-	b, err := m.c.bus.Call(ctx, node, transport.MethodNodeAdmin, append([]byte{questionWatchers}, question...))
-	if err != nil {
-		return nil, err
-	}
-	r := &adminpb.WatcherListResponse{}
-	return r, proto.Unmarshal(b, r)
+	return m.c.bus.Call(ctx, node, transport.MethodNodeAdmin, append([]byte{questionWatchers}, question...))
 }
 
-func (c *Core) ownWatchers(most int) (*adminpb.WatcherListResponse, error) {
-	tell := c.watchers.Load()
-	if tell == nil {
-		return nil, errNoClients
-	}
-	return (*tell)(most), nil
-}
-
-// answerWatchers answers the question of another node.
+// answerWatchers answers the question of a node, which is how many of the watchers it wants.
 func (c *Core) answerWatchers(body []byte) ([]byte, error) {
 	var most int
 	if err := json.Unmarshal(body, &most); err != nil {
 		return nil, err
 	}
-	r, err := c.ownWatchers(max(0, most))
-	if err != nil {
-		return nil, err
+	tell := c.watchers.Load()
+	if tell == nil {
+		return nil, errNoClients
 	}
-	return proto.Marshal(r)
+	return proto.Marshal((*tell)(max(0, most)))
 }
