@@ -31,6 +31,9 @@ const (
 	// topSlow is how many of the slow requests are shown, the newest ones of that time.
 	topSlow     = 5
 	topSlowTime = 5 * time.Minute
+	// topSlowWait is how long they may take. A node has the larger of 2 s and half of it to tell its own, so that one that hangs
+	// takes 2 s, and those of the others still come.
+	topSlowWait = 4 * time.Second
 )
 
 // The metrics that a look reads.
@@ -238,16 +241,24 @@ func readMetrics(r io.Reader) (map[string]float64, error) {
 // list lists the ranges and the slow requests anew, if that is due. The last list stays if there is no other.
 func (t *Top) list(ctx context.Context) {
 	now := t.clock.Now()
-	if t.ranges != nil && now.Sub(t.listed) < topRangesEvery {
+	if t.listed != 0 && now.Sub(t.listed) < topRangesEvery {
 		return
 	}
 	t.listed = now
-	if l, err := t.client.RangeList(ctx); err == nil {
-		t.ranges = l.GetRanges()
-	}
-	if l, err := t.client.Slow(ctx, 0); err == nil {
-		t.slow = slowToJSON(l).Calls
-	}
+	var both sync.WaitGroup
+	both.Go(func() {
+		if l, err := t.client.RangeList(ctx); err == nil {
+			t.ranges = l.GetRanges()
+		}
+	})
+	both.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, topSlowWait)
+		defer cancel()
+		if l, err := t.client.Slow(ctx, 0); err == nil {
+			t.slow = slowToJSON(l).Calls
+		}
+	})
+	both.Wait()
 }
 
 // newest returns those of the slow requests, the newest first, that are to be shown at that time.
