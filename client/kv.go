@@ -149,12 +149,16 @@ func (c *Client) watch(ctx context.Context, r *pb.WatchCreateRequest, next *int6
 			*next = resp.Header.GetRevision() + 1
 		}
 		for _, e := range resp.Events {
+			if e.Kv.GetModRevision() < *next {
+				// etcd's client resumes a watch from 0 at the revision at which it was created, rather than behind it.
+				continue
+			}
 			if !yield(e, nil) {
 				return errLeft
 			}
 		}
 		if n := len(resp.Events); n > 0 { // all events of a revision come together
-			*next = resp.Events[n-1].Kv.GetModRevision() + 1
+			*next = max(*next, resp.Events[n-1].Kv.GetModRevision()+1)
 		}
 	}
 	return nil

@@ -15,6 +15,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/client"
@@ -176,21 +178,16 @@ func (f *fakeWatches) Watch(s grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 	return step.err
 }
 
-// TestWatchGoesOn: a watch that a node ends for lack of a leader goes on behind what it had, also if it had nothing.
-func TestWatchGoesOn(t *testing.T) {
-	seen := make(chan struct{})
-	w := &fakeWatches{steps: []watchStep{
-		{from: 0, revision: 10, err: rpctypes.ErrGRPCNoLeader},
-		{from: 11, revision: 12, revisions: []int64{11, 12}, err: rpctypes.ErrGRPCNoLeader, seen: seen},
-		{from: 13, revision: 13, revisions: []int64{13}},
-	}}
+// start serves, and returns a client. At the end of the test all must have been as it should be.
+func (f *fakeWatches) start(t *testing.T) *client.Client {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	s := grpc.NewServer()
 	pipepb.RegisterPipeServer(s, &fakeNode{serve: func(_ int, s grpc.BidiStreamingServer[pipepb.ClientFrame, pipepb.ServerFrame]) error {
 		return answerAll(s)
 	}})
-	pb.RegisterWatchServer(s, w)
+	pb.RegisterWatchServer(s, f)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -199,8 +196,36 @@ func TestWatchGoesOn(t *testing.T) {
 	t.Cleanup(func() {
 		s.Stop()
 		<-done
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.wrong) > 0 || len(f.steps) > 0 {
+			t.Errorf("%v, and %d steps are left", f.wrong, len(f.steps))
+		}
 	})
-	c := open(t, at(l.Addr().String()))
+	return open(t, at(l.Addr().String()))
+}
+
+// TestWatchFromNow: a watch of what comes next has nothing older, also if its connection is lost before anything has come.
+func TestWatchFromNow(t *testing.T) {
+	w := &fakeWatches{steps: []watchStep{
+		{from: 0, revision: 10, err: status.Error(codes.Unavailable, "the node is gone")},
+		{from: 10, revision: 11, revisions: []int64{10, 11}},
+	}}
+	got, err := events(t.Context(), w.start(t), &pb.WatchCreateRequest{Key: []byte("k")}, 1)
+	if got != "PUT:k=11" || err != nil {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// TestWatchGoesOn: a watch that a node ends for lack of a leader goes on behind what it had, also if it had nothing.
+func TestWatchGoesOn(t *testing.T) {
+	seen := make(chan struct{})
+	w := &fakeWatches{steps: []watchStep{
+		{from: 0, revision: 10, err: rpctypes.ErrGRPCNoLeader},
+		{from: 11, revision: 12, revisions: []int64{11, 12}, err: rpctypes.ErrGRPCNoLeader, seen: seen},
+		{from: 13, revision: 13, revisions: []int64{13}},
+	}}
+	c := w.start(t)
 	want := int64(11)
 	for e, err := range c.Watch(t.Context(), &pb.WatchCreateRequest{Key: []byte("k")}) {
 		if err != nil || e.GetKv().GetModRevision() != want {
@@ -212,11 +237,6 @@ func TestWatchGoesOn(t *testing.T) {
 		if want++; want > 13 {
 			break
 		}
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.wrong) > 0 {
-		t.Error(w.wrong)
 	}
 }
 
