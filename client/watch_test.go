@@ -126,7 +126,12 @@ type fakeWatches struct {
 	mu    sync.Mutex
 	steps []watchStep // guarded by mu; those to come
 	wrong []string    // guarded by mu; what was not as it should be
+	again watchStep   // guarded by mu; that of the last watch
+	times int         // guarded by mu; how often it was served
 }
+
+// mostTimes bounds how often a client may miss what stands before an error.
+const mostTimes = 50
 
 // watchStep says from where a watch begins, what it gets, and how it ends.
 type watchStep struct {
@@ -138,15 +143,22 @@ type watchStep struct {
 	seen chan struct{}
 }
 
+// next returns the step of a watch. One without events is served again to a client that asks for the same again: etcd's client may have
+// met its error before it has handed on what came before, and nothing says when it has.
 func (f *fakeWatches) next(from int64) watchStep {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if l := f.again; 0 < f.times && f.times < mostTimes && l.from == from && l.err != nil && len(l.revisions) == 0 {
+		f.times++
+		return l
+	}
 	if len(f.steps) == 0 {
 		f.wrong = append(f.wrong, fmt.Sprintf("one more watch from %d", from))
 		return watchStep{err: rpctypes.ErrGRPCPermissionDenied}
 	}
 	s := f.steps[0]
 	f.steps = f.steps[1:]
+	f.again, f.times = s, 1
 	if s.from != from {
 		f.wrong = append(f.wrong, fmt.Sprintf("a watch from %d, want %d", from, s.from))
 	}
