@@ -268,10 +268,17 @@ func refusesNobody(t *testing.T, n *embedtest.Node) {
 	nobody, err := clientv3.New(at(n.Endpoint()).Etcd)
 	must(t, err)
 	defer nobody.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
 	for {
-		if _, err := nobody.Get(t.Context(), "b"); errors.Is(err, rpctypes.ErrUserEmpty) {
+		_, err := nobody.Get(ctx, "b")
+		if errors.Is(err, rpctypes.ErrUserEmpty) {
 			return
 		}
+		if ctx.Err() != nil {
+			t.Fatalf("the node does not check users: %v", err)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
