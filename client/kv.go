@@ -123,7 +123,8 @@ func (c *Client) watch(ctx context.Context, r *pb.WatchCreateRequest, next *int6
 	// A node that is cut off from the others says so, rather than nothing.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	opts := []clientv3.OpOption{clientv3.WithRev(*next), clientv3.WithCreatedNotify()}
+	// By the notices of progress a watch that has nothing to yield is not behind a compaction all the same.
+	opts := []clientv3.OpOption{clientv3.WithRev(*next), clientv3.WithCreatedNotify(), clientv3.WithProgressNotify()}
 	if end := r.GetRangeEnd(); len(end) > 0 {
 		opts = append(opts, clientv3.WithRange(string(end)))
 	}
@@ -147,6 +148,9 @@ func (c *Client) watch(ctx context.Context, r *pb.WatchCreateRequest, next *int6
 		}
 		if resp.Created && *next == 0 {
 			*next = resp.Header.GetRevision() + 1
+		}
+		if resp.IsProgressNotify() {
+			*next = max(*next, resp.Header.GetRevision()+1)
 		}
 		for _, e := range resp.Events {
 			if e.Kv.GetModRevision() < *next {

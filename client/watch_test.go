@@ -138,18 +138,26 @@ type watchStep struct {
 	from      int64
 	revision  int64   // of the header
 	revisions []int64 // of the events
+	progress  int64   // that of a notice behind them, 0 for none
 	// err ends it once seen, if there is one, is closed: etcd's client may drop events that it has not handed on yet.
 	err  error
 	seen chan struct{}
+	// lasts is the time before err, which grows where a step is served again.
+	lasts time.Duration
 }
 
 // next returns the step of a watch. One without events is served again to a client that asks for the same again: etcd's client may have
 // met its error before it has handed on what came before, and nothing says when it has.
-func (f *fakeWatches) next(from int64) watchStep {
+func (f *fakeWatches) next(r *pb.WatchCreateRequest) watchStep {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	from := r.GetStartRevision()
+	if !r.GetProgressNotify() {
+		f.wrong = append(f.wrong, "a watch without progress")
+	}
 	if l := f.again; 0 < f.times && f.times < mostTimes && l.from == from && l.err != nil && len(l.revisions) == 0 {
 		f.times++
+		l.lasts = time.Duration(f.times) * 10 * time.Millisecond
 		return l
 	}
 	if len(f.steps) == 0 {
@@ -170,7 +178,7 @@ func (f *fakeWatches) Watch(s grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 	if err != nil {
 		return err
 	}
-	step := f.next(r.GetCreateRequest().GetStartRevision())
+	step := f.next(r.GetCreateRequest())
 	h := &pb.ResponseHeader{Revision: step.revision}
 	if err := s.Send(&pb.WatchResponse{Header: h, Created: true}); err != nil {
 		return err
@@ -181,12 +189,18 @@ func (f *fakeWatches) Watch(s grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 			return err
 		}
 	}
+	if step.progress > 0 {
+		if err := s.Send(&pb.WatchResponse{Header: &pb.ResponseHeader{Revision: step.progress}}); err != nil {
+			return err
+		}
+	}
 	if step.err == nil || step.seen != nil {
 		select {
 		case <-step.seen:
 		case <-s.Context().Done():
 		}
 	}
+	time.Sleep(step.lasts)
 	return step.err
 }
 
@@ -225,6 +239,18 @@ func TestWatchFromNow(t *testing.T) {
 	}}
 	got, err := events(t.Context(), w.start(t), &pb.WatchCreateRequest{Key: []byte("k")}, 1)
 	if got != "PUT:k=11" || err != nil {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// TestQuietWatch: a watch without changes goes on behind what the node says that it has seen, which may be compacted by then.
+func TestQuietWatch(t *testing.T) {
+	w := &fakeWatches{steps: []watchStep{
+		{from: 5, revision: 10, progress: 20, err: rpctypes.ErrGRPCNoLeader},
+		{from: 21, revision: 21, revisions: []int64{21}},
+	}}
+	got, err := events(t.Context(), w.start(t), &pb.WatchCreateRequest{Key: []byte("k"), StartRevision: 5}, 1)
+	if got != "PUT:k=21" || err != nil {
 		t.Errorf("%s, %v", got, err)
 	}
 }
