@@ -96,8 +96,12 @@ func keyOf(request any) []byte {
 }
 
 // follower returns which URLs of nodes a client uses that is configured so: those with TLS, if it reaches its endpoints with TLS.
-// Else a node, or who pretends to be one, could have it send its token in the clear.
+// Else a node, or who pretends to be one, could have it send its token in the clear. It is nil, for none, if all endpoints are sockets of
+// this machine: its token has left on no network.
 func follower(cfg *clientv3.Config) func(string) bool {
+	if !slices.ContainsFunc(cfg.Endpoints, func(e string) bool { return !strings.HasPrefix(e, "unix:") && !strings.HasPrefix(e, "unixs:") }) {
+		return nil
+	}
 	scheme := "http"
 	if cfg.TLS != nil || slices.ContainsFunc(cfg.Endpoints, func(e string) bool { return strings.HasPrefix(e, "https:") || strings.HasPrefix(e, "unixs:") }) {
 		scheme = "https"

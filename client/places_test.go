@@ -130,7 +130,7 @@ func TestPlacesThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestFollower: who reaches endpoints with TLS follows to no URL without.
+// TestFollower: who reaches endpoints with TLS follows to no URL without, and who reaches them by no network to none.
 func TestFollower(t *testing.T) {
 	for i, c := range []struct {
 		cfg         clientv3.Config
@@ -141,13 +141,16 @@ func TestFollower(t *testing.T) {
 		{clientv3.Config{Endpoints: []string{"a:1"}, TLS: &tls.Config{}}, false, true},
 		{clientv3.Config{Endpoints: []string{"http://a:1"}, TLS: &tls.Config{}}, false, true},
 		{clientv3.Config{Endpoints: []string{"http://a:1", "https://b:1"}}, false, true},
-		{clientv3.Config{Endpoints: []string{"unixs:x"}}, false, true},
+		{clientv3.Config{Endpoints: []string{"unixs:x", "a:1"}}, false, true},
+		{clientv3.Config{Endpoints: []string{"unixs:x"}}, false, false},
+		{clientv3.Config{Endpoints: []string{"unix:x", "unix:///y"}}, false, false},
+		{clientv3.Config{Endpoints: []string{"unix:x"}, TLS: &tls.Config{}}, false, false},
 	} {
 		f := follower(&c.cfg)
 		for url, want := range map[string]bool{
 			"http://b:2": c.http, "https://b:2": c.https, "unix:x": false, "unixs:x": false, "b:2": false, "": false, "http:": false, "https:///": false, "ftp://b:2": false,
 		} {
-			if f(url) != want {
+			if (f != nil && f(url)) != want {
 				t.Errorf("case %d: %q is followed: %v", i, url, !want)
 			}
 		}
