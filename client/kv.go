@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/api/pipepb"
@@ -86,10 +90,10 @@ func (c *Client) Range(ctx context.Context, r *pb.RangeRequest) iter.Seq2[*mvccp
 // Else it is the context's, [ErrClosed], or a refusal of the node's. Changes that the loop has not taken wait in memory.
 func (c *Client) Watch(ctx context.Context, r *pb.WatchCreateRequest) iter.Seq2[*mvccpb.Event, error] {
 	return func(yield func(*mvccpb.Event, error) bool) {
-		next := r.GetStartRevision()
+		next, on := r.GetStartRevision(), ctx
 		for pause := leastPause; ; pause = min(2*pause, mostPause) {
 			began := next
-			err := c.watch(ctx, r, &next, yield)
+			err := c.watch(on, r, &next, yield)
 			switch {
 			case errors.Is(err, errLeft):
 				return
@@ -98,6 +102,10 @@ func (c *Client) Watch(ctx context.Context, r *pb.WatchCreateRequest) iter.Seq2[
 			case c.ctx.Err() != nil:
 				err = ErrClosed
 			case err == nil, mayPass(err), c.etcd.Username != "" && isOldToken(err):
+				if isOldToken(err) {
+					// Watches share a stream, with the token that has opened it, as long as their metadata are the same.
+					on = metadata.AppendToOutgoingContext(ctx, "skein-watch", strconv.FormatUint(c.tags.Add(1), 10))
+				}
 				if next != began {
 					pause = leastPause
 				}
@@ -144,7 +152,7 @@ func (c *Client) watch(ctx context.Context, r *pb.WatchCreateRequest, next *int6
 			if resp.CompactRevision > 0 {
 				return fmt.Errorf("client: watch from revision %d, and all before %d is compacted: %w", *next, resp.CompactRevision, err)
 			}
-			return err
+			return refusalOf(err)
 		}
 		if resp.Created && *next == 0 {
 			*next = resp.Header.GetRevision() + 1
@@ -166,4 +174,17 @@ func (c *Client) watch(ctx context.Context, r *pb.WatchCreateRequest, next *int6
 		}
 	}
 	return nil
+}
+
+// refusalOf returns the error of a watch in the words of etcd's client, which has that of a refused creation as text alone:
+// rpc error: code = Unauthenticated desc = etcdserver: invalid auth token.
+func refusalOf(err error) error {
+	const before = "desc = "
+	text := err.Error()
+	if i := strings.LastIndex(text, before); i >= 0 {
+		if known := rpctypes.Error(errors.New(text[i+len(before):])); errors.As(known, new(rpctypes.EtcdError)) {
+			return known
+		}
+	}
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -39,7 +40,7 @@ func (u *unsteadyLogin) Authenticate(context.Context, *pb.AuthenticateRequest) (
 
 // TestLoginAtANodeThatIsDown: a login that fails for its node is made again, until the caller's time is over.
 func TestLoginAtANodeThatIsDown(t *testing.T) {
-	f := newFakeNodeWithLogin(t, rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCStopped, rpctypes.ErrGRPCRequestTooManyRequests, rpctypes.ErrGRPCTimeout)
+	f := newFakeNodeWithLogin(t, pb.UnimplementedWatchServer{}, rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCStopped, rpctypes.ErrGRPCRequestTooManyRequests, rpctypes.ErrGRPCTimeout)
 	cfg := at(f)
 	cfg.Etcd.Username, cfg.Etcd.Password = "u", "pw"
 	_, err := open(t, cfg).Put(t.Context(), "k", "v")
@@ -66,8 +67,74 @@ func TestOpenWithinAnEndedContext(t *testing.T) {
 	}
 }
 
-// newFakeNodeWithLogin serves pipes to who has logged in, which fails so at first. It returns the address.
-func newFakeNodeWithLogin(t *testing.T, errs ...error) string {
+// watchesByToken is a node whose streams of watches keep the token that they were opened with. It has changes for each watch.
+type watchesByToken struct {
+	pb.UnimplementedWatchServer
+
+	mu      sync.Mutex
+	streams int  // guarded by mu; how many were opened
+	old     bool // guarded by mu; the token of the first stream is not valid any more
+}
+
+func (w *watchesByToken) Watch(s grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]) error {
+	w.mu.Lock()
+	first := w.streams == 0
+	w.streams++
+	w.mu.Unlock()
+	for id := int64(0); ; id++ {
+		r, err := s.Recv()
+		if err != nil {
+			return nil //nolint:nilerr // the client's side is closed
+		}
+		if r.GetCreateRequest() == nil {
+			continue
+		}
+		w.mu.Lock()
+		refused := first && w.old
+		w.mu.Unlock()
+		created := &pb.WatchResponse{Header: &pb.ResponseHeader{Revision: 10}, Created: true, WatchId: id}
+		if refused { // as etcd does
+			created.WatchId, created.Canceled, created.CancelReason = -1, true, rpctypes.ErrGRPCInvalidAuthToken.Error()
+		}
+		if err := s.Send(created); err != nil {
+			return err
+		}
+		if refused {
+			continue
+		}
+		e := &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("k"), Value: []byte("v"), ModRevision: 11}}
+		if err := s.Send(&pb.WatchResponse{Header: &pb.ResponseHeader{Revision: 11}, WatchId: id, Events: []*mvccpb.Event{e}}); err != nil {
+			return err
+		}
+	}
+}
+
+// TestWatchesWithAnOldToken: where the stream of a watch has a token that is not valid any more, another watch logs in anew.
+func TestWatchesWithAnOldToken(t *testing.T) {
+	w := &watchesByToken{}
+	cfg := at(newFakeNodeWithLogin(t, w))
+	cfg.Etcd.Username, cfg.Etcd.Password = "u", "pw"
+	c := open(t, cfg)
+	for _, err := range c.Watch(t.Context(), &pb.WatchCreateRequest{Key: []byte("k")}) {
+		must(t, err)
+		w.mu.Lock()
+		w.old = true
+		w.mu.Unlock()
+		got, err := events(t.Context(), c, &pb.WatchCreateRequest{Key: []byte("k")}, 1)
+		if got != "PUT:k=v" || err != nil {
+			t.Errorf("%s, %v", got, err)
+		}
+		break
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.streams != 2 {
+		t.Errorf("%d streams, want 2", w.streams)
+	}
+}
+
+// newFakeNodeWithLogin serves pipes and watches to who has logged in, which fails so at first. It returns the address.
+func newFakeNodeWithLogin(t *testing.T, w pb.WatchServer, errs ...error) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -75,6 +142,7 @@ func newFakeNodeWithLogin(t *testing.T, errs ...error) string {
 	pipepb.RegisterPipeServer(s, &fakeNode{serve: func(_ int, s grpc.BidiStreamingServer[pipepb.ClientFrame, pipepb.ServerFrame]) error {
 		return answerAll(s)
 	}})
+	pb.RegisterWatchServer(s, w)
 	pb.RegisterAuthServer(s, &unsteadyLogin{errors: errs})
 	done := make(chan struct{})
 	go func() {
