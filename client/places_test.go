@@ -61,13 +61,29 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestPlacesAreBounded: there are never more than the bound, and the newest is there.
+// TestPlacesAreBounded: there are never more than the bound, and the newest is there. A single key makes room for itself only in the place
+// that has it.
 func TestPlacesAreBounded(t *testing.T) {
 	var p places
 	by := &leader{}
+	key := func(i int) []byte { return []byte{byte(i >> 16), byte(i >> 8), byte(i)} }
 	for i := range mostPlaces + 1000 {
-		key := []byte{byte(i >> 16), byte(i >> 8), byte(i)}
-		p.put(place{start: key, end: append(slices.Clone(key), 0), by: by})
+		p.put(place{start: key(i), end: key(i + 1), by: by})
+		if p.find(key(i)) == nil {
+			t.Fatalf("place %d is not taken in", i)
+		}
+	}
+	single := func(k []byte) bool {
+		now := &leader{}
+		p.put(place{start: k, end: append(slices.Clone(k), 0), by: now})
+		f := p.find(k)
+		return f != nil && f.by == now
+	}
+	if single([]byte("far away")) {
+		t.Error("a single key is taken in for a span")
+	}
+	if !single(key(mostPlaces)) {
+		t.Error("a single key that another place has is passed over")
 	}
 	if len(p) != mostPlaces {
 		t.Errorf("%d places, want %d", len(p), mostPlaces)
