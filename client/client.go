@@ -28,12 +28,14 @@ var (
 // Config says which cluster a client uses, and how.
 type Config struct {
 	// Etcd has endpoints, user and certificates, as for etcd's own client. Where it has no DialKeepAliveTime, a connection on
-	// which nothing comes is tested every 10 s, and given up 5 s later.
+	// which nothing comes is tested every 10 s, and given up 5 s later. With an AutoSyncInterval, EndpointsOnly is set: etcd's client
+	// has a data race where it dials a leader while it takes in other endpoints.
 	Etcd clientv3.Config
 	// PageKeys is how many keys Range reads at a time. 0 means 1,000.
 	PageKeys int64
 	// EndpointsOnly keeps the client to the endpoints of Etcd. Without it, it sends operations to the nodes that lead the ranges
-	// of their keys, where it can reach these at their advertised client URLs.
+	// of their keys, where it can reach these at their advertised client URLs. It must be set for who calls Sync or SetEndpoints of
+	// [Client.Etcd], for the same race.
 	EndpointsOnly bool
 }
 
@@ -73,6 +75,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		cfg.Etcd.DialKeepAliveTime = 10 * time.Second
 		cfg.Etcd.DialKeepAliveTimeout = cmp.Or(cfg.Etcd.DialKeepAliveTimeout, 5*time.Second)
 	}
+	cfg.EndpointsOnly = cfg.EndpointsOnly || cfg.Etcd.AutoSyncInterval > 0
 	etcd, err := login(ctx, cfg.Etcd)
 	if err != nil {
 		return nil, fmt.Errorf("client: log in at %v: %w", cfg.Etcd.Endpoints, err)
@@ -151,7 +154,8 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Etcd returns etcd's client of the same endpoints and user, for all that the pipe does not carry. It ends with c.
+// Etcd returns etcd's client of the same endpoints and user, for all that the pipe does not carry. It ends with c. Its Sync and
+// SetEndpoints need [Config].EndpointsOnly.
 func (c *Client) Etcd() *clientv3.Client { return c.etcd }
 
 // The pauses between attempts to open a pipe.

@@ -232,20 +232,26 @@ func TestSecondURL(t *testing.T) {
 	reaches(t, open(t, at(f.members[0].addr)), 'b', f.members[1])
 }
 
-// TestEndpointsOnly: a client that keeps to its endpoints asks nothing.
+// TestEndpointsOnly: a client that keeps to its endpoints asks nothing. Who has etcd's client learn endpoints keeps to them.
 func TestEndpointsOnly(t *testing.T) {
-	f := newFakeCluster(t, 2)
-	f.lead('b', 1)
-	cfg := at(f.members[0].addr)
-	cfg.EndpointsOnly = true
-	c := open(t, cfg)
-	const puts = 50
-	for i := range puts {
-		_, err := c.Put(t.Context(), fmt.Sprint("b", i), "v")
-		must(t, err)
-	}
-	if served, silent := f.members[0].counts('b'); served != puts || silent != puts {
-		t.Errorf("%d of %d puts come, %d without a question", served, puts, silent)
+	for name, set := range map[string]func(*client.Config){
+		"set": func(c *client.Config) { c.EndpointsOnly = true }, "by AutoSyncInterval": func(c *client.Config) { c.Etcd.AutoSyncInterval = time.Hour },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeCluster(t, 2)
+			f.lead('b', 1)
+			cfg := at(f.members[0].addr)
+			set(&cfg)
+			c := open(t, cfg)
+			const puts = 50
+			for i := range puts {
+				_, err := c.Put(t.Context(), fmt.Sprint("b", i), "v")
+				must(t, err)
+			}
+			if served, silent := f.members[0].counts('b'); served != puts || silent != puts {
+				t.Errorf("%d of %d puts come, %d without a question", served, puts, silent)
+			}
+		})
 	}
 }
 
