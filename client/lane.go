@@ -120,6 +120,8 @@ type leader struct {
 	// Before retry no pipe is opened. pause is how long the end of the last one had others wait.
 	retry time.Time
 	pause time.Duration
+	// moved is when other URLs had retry and pause begin anew.
+	moved time.Time
 }
 
 // The pauses before a pipe to a leader is opened again.
@@ -185,11 +187,15 @@ func (c *Client) learn(call *call, p *pipepb.Place) {
 		if len(c.leaders) >= mostLeaders {
 			return
 		}
-		l = &leader{lane: lane{c: c, wake: make(chan struct{}, 1)}, node: p.GetNode()}
+		l = &leader{lane: lane{c: c, wake: make(chan struct{}, 1)}, node: p.GetNode(), urls: urls}
 		c.leaders[p.GetNode()] = l
 	}
 	if !slices.Equal(l.urls, urls) {
-		l.urls, l.retry, l.pause = urls, time.Time{}, 0
+		l.urls = urls
+		// Nodes that do not agree on the URLs change them with each answer.
+		if now := time.Now(); now.Sub(l.moved) >= leastLeaderPause {
+			l.moved, l.retry, l.pause = now, time.Time{}, 0
+		}
 	}
 	c.places.put(place{start, end, l})
 }

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -115,6 +117,37 @@ func TestLeadersAreBounded(t *testing.T) {
 	if c.places.find([]byte("busy")) == nil {
 		t.Error("a leader with a pipe is forgotten")
 	}
+}
+
+// TestNodesDisagree: other URLs of a leader have it tried at once, and once only while nodes do not agree on them.
+func TestNodesDisagree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := noPipe("")
+		c.follows = func(string) bool { return true }
+		say := func(url string) {
+			c.learn(&call{key: []byte("k")}, &pipepb.Place{Node: 1, Key: []byte("k"), ClientUrls: []string{url}})
+		}
+		say("http://a")
+		l := c.leaders[1]
+		tries := 0
+		for range 50 {
+			for _, url := range []string{"http://b", "http://a"} {
+				say(url)
+				if !slices.Equal(l.urls, []string{url}) {
+					t.Fatalf("the URLs are %v, want %s", l.urls, url)
+				}
+				if time.Now().After(l.retry) {
+					tries++
+					l.ended(false)
+				}
+			}
+			time.Sleep(leastLeaderPause / 25)
+		}
+		// Two seconds have passed. Each try has a reset before it, or the pause behind a failure.
+		if tries < 2 || tries > 4 {
+			t.Errorf("%d tries", tries)
+		}
+	})
 }
 
 // TestPlacesThatCannotBe: a place that does not hold the key, or is of no node, is passed over.
