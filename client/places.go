@@ -22,7 +22,8 @@ type place struct {
 // places are spans that do not overlap, in their order.
 type places []place
 
-// mostPlaces bounds the places that a client remembers. With two keys of 2 KiB each has 4 KiB, and all have 64 MiB. Most take far less.
+// mostPlaces bounds the places that a client remembers. A node sends none of more than 4 KiB, so they take 64 MiB at most, and most take far
+// less.
 const mostPlaces = 1 << 14
 
 // find returns the place of a key, nil if there is none.
