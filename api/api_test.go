@@ -51,12 +51,13 @@ func TestPipeService(t *testing.T) {
 		got += "\n"
 	}
 	const want = `ClientFrame: operations=1 cancels=2
-Operation: tag=1 timeout_ms=2 range=3 put=4 delete_range=5 txn=6 compare_and_put=7
+Operation: tag=1 timeout_ms=2 range=3 put=4 delete_range=5 txn=6 compare_and_put=7 locate=8
 CompareAndPut: mod_revision=1 put=2
 ServerFrame: window=1 answers=2 closing=3
-Window: operations=1 bytes=2 frame_bytes=3
-Answer: tag=1 error=2 range=3 put=4 delete_range=5 txn=6
+Window: operations=1 bytes=2 frame_bytes=3 node=4
+Answer: tag=1 error=2 range=3 put=4 delete_range=5 txn=6 place=7
 Error: code=1 message=2
+Place: node=1 client_urls=2 key=3 range_end=4
 `
 	if got != want {
 		t.Errorf("the pipe has\n%s\nwant\n%s", got, want)
