@@ -45,7 +45,7 @@ func (s *sniffer) byFirstRequest(c *sniffedConn) (*sniffedConn, *connQueue) {
 	return &sniffedConn{Conn: &withoutAck{Conn: whole, pass: len(preface)}, state: c.state}, s.http
 }
 
-// firstIsGRPC reads what follows the preface. Where that is no request, it returns otherwise: that server then says what is wrong.
+// firstIsGRPC reads what follows the preface. It returns otherwise where that is no request.
 func firstIsGRPC(r io.Reader, otherwise bool) bool {
 	f := http2.NewFramer(io.Discard, bufio.NewReaderSize(io.LimitReader(r, firstRequestBytes), 1<<10))
 	f.ReadMetaHeaders, f.MaxHeaderListSize = hpack.NewDecoder(4096, nil), firstRequestBytes

@@ -15,8 +15,8 @@ import (
 //
 // Windows follow one another, and each shows how much of its processors the process has used. A
 // window that speaks for a change counts with those right before it. To begin takes more of them
-// than the seat takes to move: if one node asks for most revisions, the sequencer goes there,
-// instead of the range coming here at the same moment.
+// than the seat takes to move. So if one node asks for most revisions, the sequencer goes there
+// first, and the ranges need not come here.
 type gathering struct {
 	on bool
 	// used is the processor's time at the beginning of the window, and began that beginning, 0
@@ -37,8 +37,8 @@ const (
 	gatherBelow, gatherAbove = 0.3, 0.7
 	// gatherRow and spreadRow are how many windows in a row change it.
 	gatherRow, spreadRow = seatRow + 2, 2
-	// How long it does not begin again doubles from first to last, each time that the leads are spread:
-	// there are loads that are little while they are spread, and much where they are gathered.
+	// Each time that the leads are spread it rests twice as long, from first to last. Some loads are little
+	// while they are spread, and much where they are gathered.
 	gatherRestFirst = 10 * time.Minute
 	gatherRestLast  = 16 * time.Hour
 )
