@@ -71,6 +71,7 @@ type measure struct {
 var measures = []measure{
 	{"throughput", "operations a second and CPU of each, by turns, beside an empty gRPC server", throughputFlags},
 	{"rows", "rates, latencies and CPU of few and many clients, with all keys in one range and with them spread", rowsFlags},
+	{"pipe", "Skein's pipe against etcd's unary calls, each with as many clients as make it fastest", pipeFlags},
 	{"builds", "CPU of two builds of Skein for an operation, by turns", buildsFlags},
 	{"latency", "puts of one client at each endpoint, and what each hop takes", latencyFlags},
 	{"failover", "the gap between acknowledged writes after kill -9 of the leader", failoverFlags},

@@ -107,23 +107,26 @@ func rows(ctx context.Context, b *bench, o rowsOptions) error {
 
 // turn loads the cluster for so long, and waits until it is quiet again. With fill it puts each key before; that would count as
 // the servers' processor time of the turn's operations, so the turns that are measured go without.
-func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration, fill bool) (
-	t rowTurn, err error,
-) {
-	file := filepath.Join(b.dir, "turn.json")
+func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration, fill bool) (rowTurn, error) {
 	prefix := o.prefix
 	if c.name == rowSides[2] {
 		prefix = "" // keys in all ranges
 	}
+	return c.loaded(ctx, b, length, o.warmup, "--endpoints", c.all(c.clientURL, ""), "--workload", workload, "--clients", strconv.Itoa(clients),
+		"--conns", strconv.Itoa(min(clients, 100)), "--rate", strconv.FormatFloat(o.rate, 'f', -1, 64), "--key-prefix", prefix,
+		"--fill="+strconv.FormatBool(fill))
+}
+
+// loaded runs loadtest with these flags, and returns what it gave when the cluster is quiet again.
+func (c *cluster) loaded(ctx context.Context, b *bench, length, warmup time.Duration, flags ...string) (t rowTurn, err error) {
+	file := filepath.Join(b.dir, "turn.json")
 	before, err := c.cpu()
 	if err != nil {
 		return t, err
 	}
+	args := append([]string{"run", "--duration", length.String(), "--warmup", warmup.String(), "--data-dir", c.dir, "--json", file}, flags...)
 	//nolint:gosec // the arguments are this program's own
-	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), "run", "--endpoints", c.all(c.clientURL, ""), "--workload", workload,
-		"--duration", length.String(), "--warmup", o.warmup.String(), "--clients", strconv.Itoa(clients), "--conns", strconv.Itoa(min(clients, 100)),
-		"--rate", strconv.FormatFloat(o.rate, 'f', -1, 64), "--key-prefix", prefix, "--fill="+strconv.FormatBool(fill), "--data-dir", c.dir, "--json", file)
-	if text, err := cmd.CombinedOutput(); err != nil {
+	if text, err := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), args...).CombinedOutput(); err != nil {
 		return t, fmt.Errorf("%w\n%s", err, text)
 	}
 	after, err := c.cpu()
@@ -146,7 +149,7 @@ func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload st
 		}
 	}
 	// The warm-up's operations cost as much.
-	done := r.Throughput * (length + o.warmup).Seconds()
+	done := r.Throughput * (length + warmup).Seconds()
 	t.ServersMicros, t.LoadMicros = micros(after-before)/max(done, 1), r.CPU.Self
 	return t, nil
 }
