@@ -7,6 +7,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/batchrepr"
+
+	"github.com/skeindb/skein/clock"
 )
 
 // Iterator is Pebble's iterator. It shows one state of the store for its whole life and
@@ -157,9 +159,9 @@ func (b *Batch) Empty() bool { return b.b.Empty() }
 // bound is unflushed. An error means that nothing of the batch was applied and that the
 // store is unusable.
 func (b *Batch) Commit() error {
-	start := b.e.clock.Now()
+	watch := clock.StartStopwatch()
 	err := b.b.Commit(pebble.NoSync)
-	b.e.metrics.commitSeconds.Observe(b.e.clock.Now().Sub(start).Seconds())
+	b.e.metrics.commitSeconds.Observe(watch.Elapsed().Seconds())
 	b.e.metrics.commitBytes.Add(float64(b.b.Len()))
 	if cerr := b.b.Close(); err == nil {
 		err = cerr

@@ -58,7 +58,7 @@ type applier struct {
 	}
 	cond *sync.Cond
 
-	// began is the clock.Time at which the batch now entering the engine was begun; 0 if
+	// began is the clock.Time at which the round of the batch now entering the engine was begun; 0 if
 	// there is none.
 	began atomic.Int64
 
@@ -137,7 +137,7 @@ func (a *applier) stop() {
 // then the entries of all groups in one engine batch, then their completions. Tasks
 // behind entries wait for the next round, since they must follow their Applied.
 func (a *applier) apply() {
-	start := a.h.cfg.Clock.Now()
+	start, watch := a.h.cfg.Clock.Now(), clock.StartStopwatch()
 	var b *engine.Batch
 	groups := 0
 	for _, t := range a.round {
@@ -148,7 +148,7 @@ func (a *applier) apply() {
 		}
 		if b == nil {
 			b = a.h.cfg.Engine.NewBatch()
-			a.began.Store(int64(a.h.cfg.Clock.Now()))
+			a.began.Store(int64(start))
 		}
 		t.g.applyEntries(b, t)
 		groups++
@@ -158,8 +158,8 @@ func (a *applier) apply() {
 	a.began.Store(0)
 	if committed {
 		a.h.m.applyGroups.Observe(float64(groups))
-		now := a.h.cfg.Clock.Now()
-		took := now.Sub(start)
+		took := watch.Elapsed()
+		now := start.Add(took)
 		if a.h.m.applySeconds.Observe(took.Seconds()); took > a.h.cfg.SlowApply {
 			a.h.m.slowApplies.Inc()
 			a.tellSlow(now, took, groups)

@@ -73,7 +73,10 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 		byWorker[g.w.no] = append(byWorker[g.w.no], routed{g, m})
 	}
 	// Buffered under the lock that Open takes, so that Open misses none.
-	told := h.votes.add(unknown, h.cfg.Clock.Now(), h.cfg.ElectionTimeout, h.m)
+	var told []*message
+	if len(unknown) > 0 {
+		told = h.votes.add(unknown, h.cfg.Clock.Now(), h.cfg.ElectionTimeout, h.m)
+	}
 	h.mu.RUnlock()
 	for i, rs := range byWorker {
 		if len(rs) > 0 {

@@ -303,12 +303,12 @@ func (w *writer) put(b []byte) error {
 // never retries a failed fsync, which may have dropped the pages.
 func (w *writer) syncActive() bool {
 	l, s := w.l, w.active
-	begin := l.clock.Now()
+	watch := clock.StartStopwatch()
 	if err := s.file.SyncData(); err != nil {
 		l.fail(fmt.Errorf("wal: sync %s: %w", s.path, err))
 		return false
 	}
-	took := l.clock.Now().Sub(begin)
+	took := watch.Elapsed()
 	l.metrics.fsyncSeconds.Observe(took.Seconds())
 	l.fsyncs.add(took)
 	l.metrics.appendsPerSync.Observe(float64(w.unsyncedRecords))
