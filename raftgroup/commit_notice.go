@@ -150,4 +150,5 @@ func (w *worker) flagCommitNotices() {
 		w.mu.notices[i] = nil
 	}
 	w.mu.notices = w.mu.notices[:0]
+	w.wakeLocked()
 }

@@ -36,7 +36,7 @@ type Group struct {
 	inflight atomic.Int64 // bytes of proposals not yet applied
 	broken   atomic.Bool  // nothing may be applied any more, see Host.Quarantine
 
-	// Everything below is owned by the worker's goroutine.
+	// Everything below is owned by the worker's pass.
 	closed bool
 	rn     *raft.RawNode
 
@@ -138,13 +138,16 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 		return err
 	}
 	g.w.mu.Lock()
-	defer g.w.mu.Unlock()
 	k := g.w.workOf(g)
+	if k != nil {
+		k.props = append(k.props, proposal{term, data, n, dropped})
+	}
+	g.w.mu.Unlock()
 	if k == nil {
 		g.release(1, n)
 		return ErrStopped
 	}
-	k.props = append(k.props, proposal{term, data, n, dropped})
+	g.w.help(0)
 	return nil
 }
 
@@ -190,6 +193,7 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) {
 	k := g.w.workOf(g)
 	if k != nil {
 		k.reads = append(k.reads, readWaiter{done: done})
+		g.w.wakeLocked()
 	}
 	g.w.mu.Unlock()
 	if k == nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // outbox collects the messages of a pass's groups: one frame for each peer and class. It
-// is owned by its worker's goroutine.
+// is owned by its worker's pass.
 type outbox struct {
 	w     *worker
 	peers map[keyspace.NodeID]*peerOut

@@ -722,6 +722,7 @@ func TestDeliverIsBounded(t *testing.T) {
 		defer r.close()
 		h := r.nodes[1].host
 		w, g := newWorker(h, 1), &Group{h: h}
+		w.mu.inPass = true // one that does not end
 		app := routed{g, &message{kind: pb.MsgApp, bytes: 7}}
 		for range groupMessagesMax {
 			w.deliver([]routed{{g, &message{kind: pb.MsgHeartbeat}}})

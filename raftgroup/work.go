@@ -54,8 +54,8 @@ func (k *work) small() bool {
 		cap(k.appended) <= workKeepMax && cap(k.applied) <= workKeepMax
 }
 
-// workOf returns the group's work to add to, and queues the group. mu must be held. It
-// returns nil after the worker's end.
+// workOf returns the group's work to add to, and queues the group; the caller sees to it that a pass follows. mu must be
+// held. It returns nil after the worker's end.
 func (w *worker) workOf(g *Group) *work {
 	if w.mu.stopped {
 		return nil
@@ -70,9 +70,6 @@ func (w *worker) workOf(g *Group) *work {
 	if !g.queued {
 		g.queued = true
 		w.mu.queue = append(w.mu.queue, g)
-		if !w.mu.inPass {
-			w.cond.Signal()
-		}
 	}
 	return g.work
 }
@@ -84,6 +81,7 @@ func (w *worker) flag(g *Group, f flags) {
 	if k := w.workOf(g); k != nil {
 		k.flags |= f
 	}
+	w.wakeLocked()
 }
 
 // call makes the worker run f in the group's next visit. It returns false if the worker
@@ -96,6 +94,7 @@ func (w *worker) call(g *Group, f func()) bool {
 		return false
 	}
 	k.calls = append(k.calls, f)
+	w.wakeLocked()
 	return true
 }
 
@@ -109,13 +108,13 @@ func (w *worker) tick(f flags) (awake int) {
 			k.flags |= f
 		}
 	}
+	w.wakeLocked()
 	return len(w.mu.awake)
 }
 
 // deliver hands decoded messages to their groups under one lock.
 func (w *worker) deliver(msgs []routed) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	for _, r := range msgs {
 		k := w.workOf(r.g)
 		if k == nil {
@@ -130,17 +129,20 @@ func (w *worker) deliver(msgs []routed) {
 		}
 		k.msgs = append(k.msgs, r.m)
 	}
+	w.mu.Unlock()
+	w.help(0)
 }
 
 // applied hands completions of applies to their groups.
 func (w *worker) applied(done []appliedItem) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	for i := range done {
 		if k := w.workOf(done[i].g); k != nil {
 			k.applied = append(k.applied, done[i].done)
 		}
 	}
+	w.mu.Unlock()
+	w.help(0)
 }
 
 // setAwake adds the group to the set that ticks visit, or removes it.
@@ -163,7 +165,7 @@ func (w *worker) setAwake(g *Group, awake bool) {
 // passRecord is what a pass delivers once its wal batch is durable.
 type passRecord struct {
 	w      *worker
-	start  clock.Time
+	watch  clock.Stopwatch // from the submission on
 	groups []recordItem
 	// sync says that the batch holds writes that need an fsync.
 	sync bool
@@ -198,9 +200,8 @@ func (w *worker) durable(rec *passRecord, err error) {
 		// batch may ever be answered.
 		return
 	}
-	w.h.m.appendSeconds.Observe(w.h.cfg.Clock.Now().Sub(rec.start).Seconds())
+	w.h.m.appendSeconds.Observe(rec.watch.Elapsed().Seconds())
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	for i := range rec.groups {
 		it := &rec.groups[i]
 		if k := w.workOf(it.g); k != nil {
@@ -208,6 +209,10 @@ func (w *worker) durable(rec *passRecord, err error) {
 			k.records++
 		}
 	}
+	w.mu.Unlock()
+	// This is the wal's writer. It must not wait for what is to be read: that is left to the worker's goroutine, and to the
+	// follower's answer.
+	w.help(w.h.cfg.passReadBytes)
 }
 
 // scheduledTask is a task on its way from a worker to the group's applier.

@@ -13,10 +13,11 @@ type item struct {
 	k *work
 }
 
-// worker drives a fixed part of the host's groups in one goroutine. Everything that
+// worker drives a fixed part of the host's groups, in one pass at a time. Everything that
 // arrives for a group goes into its work under mu, and the group into the queue. A pass
 // takes many groups and visits them one after another. It sends their messages as one
-// frame for each peer and class, and submits their writes to the wal as one batch.
+// frame for each peer and class, and submits their writes to the wal as one batch. It runs in the worker's goroutine,
+// or in that of somebody who has brought work (help).
 type worker struct {
 	h  *Host
 	no int
@@ -33,7 +34,7 @@ type worker struct {
 	}
 	cond *sync.Cond // of mu
 
-	// The rest is owned by the worker's goroutine.
+	// The rest is owned by the pass.
 	now clock.Time // the clock of this pass, read after its work was taken
 	// readBytes is how much this pass has read from the log's files.
 	readBytes int64
@@ -53,22 +54,57 @@ func newWorker(h *Host, no int) *worker {
 
 // run is the worker's goroutine. After stop it ends once the queue is empty.
 func (w *worker) run() {
-	for w.take() {
-		// Read after the work was taken: every heartbeat to be answered has arrived by
-		// now, and none is sent with an earlier reading.
-		w.now, w.readBytes = w.h.cfg.Clock.Now(), 0
-		for i := range w.items {
-			w.items[i].g.visit(w.items[i].k)
+	w.mu.Lock()
+	for {
+		for w.mu.inPass || w.waitingLocked() == 0 {
+			if w.mu.stopped && !w.mu.inPass {
+				w.mu.Unlock()
+				return
+			}
+			w.cond.Wait()
 		}
-		w.finish()
+		w.passLocked(0)
 	}
 }
 
-// take waits for groups with work and takes enough for one pass.
-func (w *worker) take() bool {
+// helpGroupsMax bounds how many groups a pass may have that is not the worker's goroutine's own.
+const helpGroupsMax = 2
+
+// help runs a pass over what the caller has brought, where no other pass is under way and next to nothing
+// waits: to wake the worker's goroutine takes longer than such a pass. Where much waits the worker's goroutine is the
+// better one: more comes together until it runs. The pass counts as having read so many bytes of the log's files already.
+func (w *worker) help(readBytes int64) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.mu.inPass = false
+	if n := w.waitingLocked(); n > 0 && n <= helpGroupsMax && !w.mu.inPass && !w.mu.stopped {
+		w.passLocked(readBytes)
+	}
+	w.wakeLocked()
+	w.mu.Unlock()
+}
+
+// wakeLocked wakes the worker's goroutine if there is something for it to do. mu must be held.
+func (w *worker) wakeLocked() {
+	if !w.mu.inPass && (w.waitingLocked() > 0 || w.mu.stopped) {
+		w.cond.Signal()
+	}
+}
+
+// waitingLocked returns how many groups wait for a pass. mu must be held.
+func (w *worker) waitingLocked() int { return len(w.mu.queue) - w.mu.head }
+
+// passLocked runs one pass. mu must be held; it is not while the pass runs.
+func (w *worker) passLocked(readBytes int64) {
+	w.mu.inPass = true
+	w.takeLocked()
+	w.mu.Unlock()
+	// Read after the work was taken: every heartbeat to be answered has arrived by
+	// now, and none is sent with an earlier reading.
+	w.now, w.readBytes = w.h.cfg.Clock.Now(), readBytes
+	for i := range w.items {
+		w.items[i].g.visit(w.items[i].k)
+	}
+	w.finish()
+	w.mu.Lock()
 	for _, it := range w.items {
 		if it.k.reset(); it.k.small() && len(w.mu.free) < 2*passGroupsMax {
 			w.mu.free = append(w.mu.free, it.k)
@@ -76,14 +112,11 @@ func (w *worker) take() bool {
 	}
 	clear(w.items)
 	w.items = w.items[:0]
-	for w.mu.head == len(w.mu.queue) {
-		w.mu.queue, w.mu.head = w.mu.queue[:0], 0
-		if w.mu.stopped {
-			return false
-		}
-		w.cond.Wait()
-	}
-	w.mu.inPass = true
+	w.mu.inPass = false
+}
+
+// takeLocked takes enough groups with work for one pass. mu must be held.
+func (w *worker) takeLocked() {
 	for w.mu.head < len(w.mu.queue) && len(w.items) < passGroupsMax {
 		g := w.mu.queue[w.mu.head]
 		w.mu.queue[w.mu.head] = nil
@@ -91,12 +124,14 @@ func (w *worker) take() bool {
 		w.items = append(w.items, item{g, g.work})
 		g.work, g.queued = nil, false
 	}
-	if w.mu.head >= passGroupsMax && 2*w.mu.head >= len(w.mu.queue) {
+	switch {
+	case w.mu.head == len(w.mu.queue):
+		w.mu.queue, w.mu.head = w.mu.queue[:0], 0
+	case w.mu.head >= passGroupsMax && 2*w.mu.head >= len(w.mu.queue):
 		n := copy(w.mu.queue, w.mu.queue[w.mu.head:])
 		clear(w.mu.queue[n:])
 		w.mu.queue, w.mu.head = w.mu.queue[:n], 0
 	}
-	return true
 }
 
 // stop ends the worker once its queue is empty.
@@ -116,7 +151,7 @@ func (w *worker) finish() {
 	if w.batch != nil {
 		b, rec := w.batch, w.record
 		w.batch, w.record = nil, nil
-		rec.start = w.now
+		rec.watch = clock.StartStopwatch()
 		b.SetSync(rec.sync)
 		w.h.cfg.WAL.Submit(b, func(err error) { w.durable(rec, err) })
 	}
