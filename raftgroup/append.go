@@ -11,7 +11,8 @@ import (
 // snapshot that is being installed.
 //
 // A new commit index alone needs no fsync: no response depends on it, and the leader
-// sends it again after a crash.
+// sends it again after a crash. While a leader holds commit notices it holds its own record of the index too: the next
+// entry carries it.
 func (g *Group) append(m *pb.Message) {
 	if g.installing != nil {
 		g.held = append(g.held, m)
@@ -26,7 +27,15 @@ func (g *Group) append(m *pb.Message) {
 		hs = &pb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
 	}
 	ents, responses := m.GetEntries(), m.GetResponses()
+	if hs == nil {
+		hs = g.unsaved
+	}
+	g.unsaved = nil
 	sync := hs != nil && g.saved.note(hs) || len(ents) > 0
+	if !sync && len(responses) == 0 && g.notices.listed {
+		g.unsaved = hs
+		return
+	}
 	if hs != nil || len(ents) > 0 {
 		g.w.walBatch().Append(g.id, hs, ents)
 	}
@@ -40,6 +49,14 @@ func (g *Group) append(m *pb.Message) {
 	if sync || len(responses) > 0 {
 		g.appends++
 		g.w.afterDurable(g, responses, sync)
+	}
+}
+
+// saveCommit stores the commit index that was held back.
+func (g *Group) saveCommit() {
+	if hs := g.unsaved; hs != nil {
+		g.unsaved = nil
+		g.w.walBatch().Append(g.id, hs, nil)
 	}
 }
 
@@ -98,6 +115,7 @@ func (g *Group) beginInstall(m *pb.Message) {
 	if r == nil || r.head.applied.Index != index {
 		panic(fmt.Sprintf("raftgroup: group %s: raft wants to install a snapshot at %d that is not here", g.id, index))
 	}
+	g.unsaved = nil // the snapshot is newer
 	g.receiving, g.installing = nil, &install{g: g, r: r, msg: m}
 	g.setConf(r.head.applied.Replicas, r.head.applied.ConfIndex)
 	g.last = index

@@ -90,6 +90,7 @@ func (g *Group) sendCommitNotices() {
 		g.scheduleCommitNotices()
 		return
 	}
+	g.saveCommit()
 	if len(n.held) == 0 {
 		return
 	}

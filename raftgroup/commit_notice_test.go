@@ -224,3 +224,50 @@ func TestCommitNoticeBeyondTheLog(t *testing.T) {
 		f.crash(0)
 	})
 }
+
+// TestLeaderStoresCommitLate: while notices wait the leader's wal does not get the commit index by itself. The next
+// entry brings it along, and if none follows the notices' time does.
+func TestLeaderStoresCommitLate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		time.Sleep(2 * commitNoticeDelay)
+		synctest.Wait()
+		l := r.leader(1)
+		g := l.host.Group(1)
+		stored := func() uint64 { return g.log.HardState().GetCommit() }
+		if s := g.Status(); stored() != s.Commit {
+			t.Fatalf("at rest the wal has commit %d of %d", stored(), s.Commit)
+		}
+		const entries = 8
+		before, late := stored(), 0
+		for i := range uint64(entries) {
+			r.must(l.propose(1, fmt.Sprint("a", i)))
+			synctest.Wait()
+			s := g.Status()
+			if s.Commit != before+i+1 || stored() < before+i || stored() > s.Commit {
+				t.Errorf("entry %d: the wal has commit %d of %d", i, stored(), s.Commit)
+			}
+			late += boolInt(stored() < s.Commit)
+		}
+		if late < entries/2 { // a follower may just be asked what it has: then no notice waits
+			t.Errorf("of %d entries the wal had the commit index late of %d", entries, late)
+		}
+		time.Sleep(2 * commitNoticeDelay)
+		synctest.Wait()
+		if s := g.Status(); s.Commit != before+entries || stored() != s.Commit {
+			t.Errorf("after the notices the wal has commit %d of %d", stored(), s.Commit)
+		}
+		// Also if it leads no more.
+		r.must(l.propose(1, "b"))
+		r.must(g.Transfer(t.Context(), keyspace.ReplicaID(1+l.id%3)))
+		time.Sleep(2 * commitNoticeDelay)
+		synctest.Wait()
+		if s := g.Status(); stored() != s.Commit || s.Commit < before+entries+1 {
+			t.Errorf("after the end of its lead the wal has commit %d of %d", stored(), s.Commit)
+		}
+	})
+}

@@ -55,8 +55,8 @@
 // need one: a lagging follower asks for them, or a restart has to apply them. Such reads are
 // bounded for each pass and counted. A pass of the wal's writer leaves them to the next one.
 //
-// A new commit index alone waits 2 to 3 ms for the next entry, which carries it along. If
-// none follows, the followers get a commit notice: a message with the commit index that
+// A new commit index alone waits 2 to 3 ms for the next entry, which carries it along, to the followers and into the
+// leader's own wal. If none follows, the followers get a commit notice: a message with the commit index that
 // needs no response.
 //
 // # States of a replica

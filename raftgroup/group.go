@@ -54,6 +54,7 @@ type Group struct {
 	appends   int
 	immediate []*pb.Message // responses of appends that wrote nothing
 	saved     savedState
+	unsaved   *pb.HardState // a commit index that the wal does not have yet
 	notices   commitNotices
 	// inReady says that a call of raft's Ready is running. readDeferred says that it got
 	// no entries because the pass has read its share.
