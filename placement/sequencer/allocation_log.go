@@ -3,7 +3,6 @@ package sequencer
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/skeindb/skein/internal/wake"
@@ -49,12 +48,13 @@ type AllocationLog struct {
 	entries int
 	// head is the index of the oldest entry, used the number of entries.
 	head, used int
-	// listeners get a value, where they hold none, behind each change.
-	listeners []wake.Signal
+
+	// parts is the log for those who follow it.
+	parts logParts
 }
 
 func newAllocationLog(entries int) *AllocationLog {
-	return &AllocationLog{entries: entries}
+	return &AllocationLog{entries: entries, parts: logParts{changed: wake.New()}}
 }
 
 // restart empties the log: it now belongs to the term and holds what comes after
@@ -66,39 +66,18 @@ func (l *AllocationLog) restart(term uint64, after keyspace.Revision) {
 	if term != 0 && l.ring == nil {
 		l.ring = make([]Allocation, l.entries)
 	}
-	l.wakeLocked()
+	l.tell()
 }
 
-// tell wakes the listeners behind what was appended. It costs some nanoseconds for each of them, so it is
-// called once for a batch.
+// tell has the followers woken behind what was appended. It is called once for a batch.
 func (l *AllocationLog) tell() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.wakeLocked()
-}
-
-func (l *AllocationLog) wakeLocked() {
-	for _, ch := range l.listeners {
-		ch.Set()
-	}
-}
-
-// listen returns a channel that gets a value soon after tell and restart, and a function
-// that ends it.
-func (l *AllocationLog) listen() (changed <-chan struct{}, stop func()) {
-	ch := wake.New()
-	l.mu.Lock()
-	l.listeners = append(l.listeners, ch)
-	l.mu.Unlock()
-	return ch, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.listeners = slices.DeleteFunc(l.listeners, func(o wake.Signal) bool { return o == ch })
+	if l.parts.followed.Load() {
+		l.parts.changed.Set()
 	}
 }
 
 // append adds the revisions that follow the last ones. Revisions that go to one
-// range one after the other share an entry. The listeners hear of them by tell.
+// range one after the other share an entry. The followers hear of them by tell.
 //
 // also are further ranges of the one revision. Each has an entry behind that of the
 // first one, and nothing is added to those.

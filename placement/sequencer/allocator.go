@@ -9,9 +9,16 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// CeilingBlock is how far the committed ceiling is ahead of the last revision at most,
-// and so the largest gap that the loss of a sequencer leaves.
-const CeilingBlock = 10_000
+const (
+	// CeilingBlock is how far the committed ceiling is ahead of the last revision, and so the largest gap that the loss
+	// of a sequencer leaves, while few revisions are allocated.
+	CeilingBlock = 10_000
+	// MaxCeilingBlock is the same at any rate.
+	MaxCeilingBlock = 100_000
+	// blockCommits is for how many commits of a ceiling a block is enough. Half of it is left when the next one is
+	// proposed, so allocations wait only for a commit that takes four times as long as the last one.
+	blockCommits = 8
+)
 
 // phase is what an allocator does in its term.
 type phase uint8
@@ -91,6 +98,8 @@ type allocator struct {
 	term  uint64
 	// last is the last revision allocated, ceiling the committed one.
 	last, ceiling keyspace.Revision
+	// block is how far the next ceiling is ahead. raisedAt was the last revision when the newest ceiling was proposed.
+	block, raisedAt keyspace.Revision
 	// raising says that a higher ceiling, lowering that a lower one is proposed and
 	// its fate not known.
 	raising, lowering bool
@@ -134,7 +143,7 @@ func (c *allocator) lead(term uint64, ceiling keyspace.Revision) (out output) {
 	if c.closed {
 		c.phase = ended
 	}
-	c.last, c.ceiling = ceiling, ceiling
+	c.last, c.ceiling, c.block = ceiling, ceiling, CeilingBlock
 	c.log.restart(term, ceiling)
 	return out
 }
@@ -398,17 +407,17 @@ func (c *allocator) roundDone(round uint64, ok bool) {
 }
 
 // wantCeiling proposes the next ceiling when less than half a block is left, so
-// that allocations seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
-// of the last revision.
+// that allocations seldom wait for it, or when the first batch does not fit. The ceiling never is more than the largest
+// block ahead of the last revision.
 func (c *allocator) wantCeiling(out *output) {
 	if c.raising || c.lowering || c.loading.Active() || (c.phase != starting && c.phase != serving) {
 		return
 	}
-	to := min(c.last+CeilingBlock, keyspace.MaxRevision-1)
-	short := c.ceiling-c.last < CeilingBlock/2 ||
+	to := min(c.last+c.block, keyspace.MaxRevision-1)
+	short := c.ceiling-c.last < c.block/2 ||
 		len(c.waiting) > 0 && c.last+keyspace.Revision(c.waiting[0].Total()) > c.ceiling
 	if short && to > c.ceiling {
-		c.raising = true
+		c.raising, c.raisedAt = true, c.last
 		out.raise = to
 	}
 }
@@ -427,12 +436,24 @@ func (c *allocator) ceilingApplied(term uint64, ceiling keyspace.Revision) (out 
 		}
 		c.phase = ended
 	}
-	c.raising = false
+	if c.raising {
+		c.raising = false
+		c.adaptBlock()
+	}
 	if c.phase == starting && c.ceiling > c.last {
 		c.phase = serving
 	}
 	c.settled(&out)
 	return out
+}
+
+// adaptBlock sets the size of the next block, when a ceiling is committed.
+func (c *allocator) adaptBlock() {
+	next := blockCommits * (c.last - c.raisedAt)
+	if len(c.waiting) > 0 && c.waiting[0].confirmed {
+		next = 4 * c.block // the old ceiling was reached, so more was wanted
+	}
+	c.block = min(max(next, CeilingBlock), MaxCeilingBlock)
 }
 
 // ceilingDropped says that the ceiling proposed last in this term was certainly

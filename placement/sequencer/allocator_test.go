@@ -279,3 +279,47 @@ func TestAllocationLogIsReadByWholeRevisions(t *testing.T) {
 		}
 	}
 }
+
+// The ceiling is as far ahead as eight of its commits need, at least CeilingBlock and at most MaxCeilingBlock. When the rate
+// has risen, batches wait for the first few commits and not behind them. When it has fallen, so does the gap that a crash
+// would leave, when the last large blocks are used up.
+func TestCeilingFollowsTheRate(t *testing.T) {
+	const commit = 4 // a batch each moment; a ceiling is committed so many of them later
+	c := newAllocator(newAllocationLog(16))
+	c.lead(6, 1)
+	number, moment, raised, commits := uint64(0), 0, map[int]keyspace.Revision{}, 0
+	for _, phase := range []struct {
+		name     string
+		each     uint32 // revisions of a batch
+		moments  int
+		settling int               // commits for which batches may wait
+		most     keyspace.Revision // how far the ceiling may be ahead afterwards
+	}{
+		{"few", 10, 10_000, 1, CeilingBlock},
+		{"many", 1000, 1000, 2, blockCommits * commit * 1000},
+		{"as many as fit into a batch", CeilingBlock, 1000, 4, MaxCeilingBlock},
+		{"few again", 10, 40_000, 0, CeilingBlock},
+	} {
+		begun, ahead := commits, keyspace.Revision(0)
+		for i := range phase.moments {
+			if to, ok := raised[moment]; ok {
+				c.ceilingApplied(6, to)
+				commits++
+			}
+			number++
+			b := Batch{Boot: 1, Number: number, Items: []Item{{Range: 1, Generation: 1, Count: phase.each}}}
+			c.arrive(&waitingBatch{from: Process{Node: keyspace.NodeID(number), Boot: 1}, Batch: b})
+			if out := c.advance(true); out.raise != 0 {
+				raised[moment+commit] = out.raise
+			}
+			moment++
+			if len(c.waiting) > 0 && commits > begun+phase.settling {
+				t.Fatalf("%s: %d batches wait for a ceiling behind %d commits", phase.name, len(c.waiting), commits-begun)
+			}
+			if ahead = c.ceiling - c.last; ahead > MaxCeilingBlock || i > phase.moments/2 && ahead > phase.most {
+				t.Fatalf("%s: the ceiling is %d ahead, more than %d", phase.name, ahead, phase.most)
+			}
+		}
+		t.Logf("%s: %d commits, %d ahead at the end", phase.name, commits-begun, ahead)
+	}
+}

@@ -31,8 +31,9 @@
 //
 // S3. Without failures every revision is used. A planned end of the allocations (a transfer of
 // leadership, a stop of the leader) lowers the ceiling to the last revision before anybody else
-// can start from it. A lost leader leaves a gap of at most CeilingBlock, and so may a stop of all
-// nodes at once (docs/decisions/0023-stop-of-all-nodes.md).
+// can start from it. A lost leader leaves a gap, and so may a stop of all nodes at once
+// (docs/decisions/0023-stop-of-all-nodes.md). The gap is at most CeilingBlock, or the revisions of eight commits of a
+// ceiling where those are more, and at most MaxCeilingBlock.
 //
 // S4. A batch that is repeated with its number gets the same answer again, as long as it is the
 // last one of its process.
@@ -61,15 +62,15 @@
 // lowered ceiling. If the node comes to lead after that, it allocates nothing (Close).
 //
 // … all nodes stop in the same second? The leader lowers its ceiling while a quorum is left. A
-// successor that nobody asks leaves the ceiling low. Otherwise the next start skips at most
-// CeilingBlock revisions.
+// successor that nobody asks leaves the ceiling low. Otherwise the next start skips as many
+// revisions as after a crash.
 //
 // … a follower of the log is too slow? The part that was overwritten is missing: the next part
 // begins above the end of the one before, and the follower must ask the ranges.
 //
 // # Locks
 //
-// Sequencer's mutex comes before AllocationLog's. Sequencer
+// Sequencer's mutex comes before AllocationLog's, and so does that of its parts. Sequencer
 // answers batches outside its lock. It proposes and begins rounds from one goroutine, never from
 // a callback of raft's. The placement Service's lock comes before all of them.
 //
@@ -81,6 +82,7 @@
 //	metrics.go         metrics
 //	allocator.go       the allocator, a state machine
 //	batch.go           batches and grants, and their forms
-//	log_part.go        the allocation log for who follows it, and its form
+//	log_serve.go       the allocation log for those who follow it
+//	log_part.go        the form of its parts
 //	allocation_log.go  AllocationLog: which range got which revision
 package sequencer

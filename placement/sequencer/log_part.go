@@ -1,18 +1,17 @@
 package sequencer
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
-	"github.com/skeindb/skein/transport"
 )
 
-// maxLogRecords bounds the records of one part of the allocation log. A revision's are in one part.
-const maxLogRecords = keyspace.MaxRevisionRanges
+// maxLogRecords bounds the records of one part of the allocation log: some 20 KiB, next to which a message by itself
+// costs little. A revision's are in one part.
+const maxLogRecords = 4 * keyspace.MaxRevisionRanges
 
 // LogPosition is how far a follower knows the allocation log: up to Last, and from
 // which term's sequencer it learned that. The zero value knows nothing.
@@ -103,59 +102,4 @@ func DecodeLogRequest(b []byte) (LogPosition, error) {
 		return LogPosition{}, fmt.Errorf("decode request for the allocation log: %w", err)
 	}
 	return known, nil
-}
-
-// ErrNoSequencer says that this node is not the sequencer, or an older one than the
-// follower knows.
-var ErrNoSequencer = errors.New("placement: not the sequencer")
-
-// ServeLog sends the log behind what the follower knows, and then every allocation,
-// until ctx ends or this node is not the sequencer of the term any more. Allocations
-// that come while it sends go together. The first part is sent at once, also without
-// records: it says up to where all is known.
-func ServeLog(ctx context.Context, l *AllocationLog, known LogPosition, s transport.Stream) error {
-	changed, stop := l.listen()
-	defer stop()
-	records := make([]Allocation, maxLogRecords)
-	term, after, _ := l.Bounds()
-	if term == 0 || term < known.Term {
-		return ErrNoSequencer
-	}
-	at := max(known.Last, after)
-	for first := true; ; first = false {
-		n, last, err := l.Read(term, at, records)
-		if err != nil {
-			now, after, _ := l.Bounds()
-			if now != term {
-				return ErrNoSequencer
-			}
-			// The follower was too slow: what was overwritten it must learn otherwise.
-			at = after
-			continue
-		}
-		if n > 0 || first {
-			p := LogPart{Term: term, After: at, Last: last, Records: clipped(records[:n], at)}
-			if err := s.Send(ctx, p.encode()); err != nil {
-				return err
-			}
-		}
-		if at = last; n > 0 {
-			continue
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// clipped takes from the first records what they hold of revisions up to after.
-func clipped(records []Allocation, after keyspace.Revision) []Allocation {
-	if len(records) > 0 && records[0].First <= after {
-		cut := uint32(after + 1 - records[0].First)
-		records[0].First += keyspace.Revision(cut)
-		records[0].Count -= cut
-	}
-	return records
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// BenchmarkTell is what a batch costs for each follower that has not looked since the last one.
+// BenchmarkTell is what a wake-up costs for each follower that has not looked since the last one.
 func BenchmarkTell(b *testing.B) {
 	const followers = 300
 	l := newAllocationLog(16)
 	for range followers {
-		l.listen()
+		l.parts.join()
 	}
 	cpu, n := measure.CPU(), 0
 	for b.Loop() {
-		l.tell()
+		l.parts.wake()
 		n++
 	}
 	b.ReportMetric(float64((measure.CPU()-cpu).Nanoseconds())/float64(n*followers), "cpu-ns/follower")

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -55,6 +53,7 @@ func logPartOfSeveralRanges(t *testing.T) {
 	}
 	for _, n := range []int{1, 2, len(also)} {
 		l := newAllocationLog(4096)
+		served(t, l)
 		l.restart(7, 100)
 		l.append(Allocation{First: 101, Count: 2, Range: 1, Generation: 1})
 		l.append(Allocation{First: 103, Count: 1, Range: 1, Generation: 1}, also[:n]...)
@@ -98,7 +97,7 @@ func TestAllocationLogAllocatesNothing(t *testing.T) {
 		l := newAllocationLog(16)
 		l.restart(1, 0)
 		if followed {
-			l.listen()
+			l.parts.join()
 		}
 		at := keyspace.Revision(0)
 		n := testing.AllocsPerRun(100, func() {
@@ -117,8 +116,9 @@ func TestAllocationLogTellsOfBatches(t *testing.T) {
 	l := newAllocationLog(16)
 	c := newAllocator(l)
 	c.lead(6, 1)
-	changed, stop := l.listen()
-	defer stop()
+	_, leave := l.parts.join()
+	defer leave()
+	changed := l.parts.changed
 	l.append(Allocation{First: 2, Count: 1, Range: 1, Generation: 1})
 	if len(changed) > 0 {
 		t.Error("a single allocation wakes the followers")
@@ -140,65 +140,3 @@ func TestAllocationLogTellsOfBatches(t *testing.T) {
 		t.Errorf("a batch of reads: %d answers, woken %d times", len(out.answers), len(changed))
 	}
 }
-
-// A follower that is too slow for the log is told from which revision on it knows again. A
-// follower that knows a later sequencer is refused.
-func TestServeLogOfASlowFollower(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newAllocationLog(4)
-		l.restart(3, 10)
-		for i := range keyspace.Revision(9) {
-			l.append(Allocation{First: 11 + i, Count: 1, Range: keyspace.RangeID(1 + i), Generation: 1})
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		s := &sink{}
-		done := make(chan error, 1)
-		go func() { done <- ServeLog(ctx, l, LogPosition{Term: 3, Last: 12}, s) }()
-		time.Sleep(time.Millisecond)
-		l.restart(4, 19)
-		if err := <-done; err != ErrNoSequencer { //nolint:errorlint // exactly that one
-			t.Errorf("a later term ends the stream with %v", err)
-		}
-		cancel()
-		p, err := DecodeLogPart(s.sent[0])
-		if err != nil || p.After != 15 || p.Last != 19 || len(p.Records) != 4 || len(s.sent) != 1 {
-			t.Errorf("%d parts, the first is %+v, %v", len(s.sent), p, err)
-		}
-		if err := ServeLog(t.Context(), l, LogPosition{Term: 5, Last: 30}, s); err != ErrNoSequencer { //nolint:errorlint // exactly that one
-			t.Errorf("a follower of a later sequencer: %v", err)
-		}
-	})
-}
-
-// sink is a stream that keeps what is sent.
-type sink struct {
-	mu   sync.Mutex
-	sent [][]byte
-}
-
-func (s *sink) Send(_ context.Context, p []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sent = append(s.sent, p)
-	return nil
-}
-
-// part waits for the n-th part.
-func (s *sink) part(n int) []byte {
-	for {
-		s.mu.Lock()
-		sent := s.sent
-		s.mu.Unlock()
-		if n < len(sent) {
-			return sent[n]
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func (s *sink) Recv(ctx context.Context) ([]byte, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
-func (s *sink) Close(error) {}

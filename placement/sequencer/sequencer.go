@@ -79,6 +79,11 @@ func New(c clock.Clock, m StateMachine, metrics *Metrics, logger *zap.Logger) *S
 // Run does the allocator's work until stop is closed.
 func (s *Sequencer) Run(stop <-chan struct{}) {
 	defer close(s.done)
+	ended := make(chan struct{})
+	var followed sync.WaitGroup
+	followed.Go(func() { s.c.log.serve(ended, s.clock) })
+	defer followed.Wait()
+	defer close(ended)
 	timer := s.clock.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
