@@ -25,7 +25,7 @@ const ShutdownTimeout = 3 * time.Second
 // It returns within ShutdownTimeout.
 //
 // An error says that the ceiling may still be high: the next sequencer then skips at most
-// sequencer.CeilingBlock revisions, as it does after a crash. The node stops all the same.
+// sequencer.MaxCeilingBlock revisions, as it does after a crash. The node stops all the same.
 func (s *Service) Shutdown(ctx context.Context) error {
 	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, ShutdownTimeout)
 	defer cancel()

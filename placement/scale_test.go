@@ -34,11 +34,13 @@ const (
 	// A batch costs the sequencer askedBatch and askedPut for each of its requests: BenchmarkAsked without followers.
 	askedBatch = 1000 * time.Nanosecond
 	askedPut   = 95 * time.Nanosecond
-	// logTell is what a batch costs for each follower of the allocation log: BenchmarkTell.
-	logTell = 4 * time.Nanosecond
-	// logRead and logEncode are what a follower costs for each record: BenchmarkLogPart. Allocations wait for logRead.
+	// logPart is what a part of the allocation log costs for each follower without the bus, whatever is in it: what
+	// followers add to BenchmarkAsked.
+	logPart = 2500 * time.Nanosecond
+	// logRead and logEncode are what a part costs for each record, once for all that take it: BenchmarkLogPart. Allocations
+	// wait for logRead.
 	logRead   = 3 * time.Nanosecond
-	logEncode = 9 * time.Nanosecond
+	logEncode = 13 * time.Nanosecond
 )
 
 // scaleCase is what a run of the model is about.
@@ -136,8 +138,10 @@ type scaleModel struct {
 	bus, allocator processor
 	wait           sync.WaitGroup
 
-	mu sync.Mutex // guards result
+	mu sync.Mutex // guards all below
 	r  scaleResult
+	// parts are the parts of the allocation log that were sent, each by its first byte in memory.
+	parts map[*byte]bool
 }
 
 func bytesTake(payload []byte) time.Duration { return time.Duration(len(payload)) * busKiB / 1024 }
@@ -155,7 +159,7 @@ func (b scaleBus) Call(ctx context.Context, _ keyspace.NodeID, _ transport.Metho
 	}
 	time.Sleep(b.RoundTrip / 2)
 	b.bus.take(2*b.Message + bytesTake(payload)) // the question and the answer
-	b.allocator.take(askedBatch + time.Duration(len(q.Items))*askedPut + time.Duration(b.Followers)*logTell)
+	b.allocator.take(askedBatch + time.Duration(len(q.Items))*askedPut)
 	answer, err := b.sequencer.handleSequence(ctx, b.node, payload)
 	time.Sleep(b.RoundTrip / 2)
 	b.mu.Lock()
@@ -190,15 +194,31 @@ func (s *scaleStream) Send(ctx context.Context, payload []byte) error {
 	if err != nil {
 		return err
 	}
-	n := time.Duration(len(p.Records))
-	s.m.allocator.take(n * logRead)
-	s.m.bus.take(s.m.Message + bytesTake(payload) + n*logEncode)
+	work := s.m.Message + bytesTake(payload) + logPart
+	if s.m.encoded(payload) {
+		n := time.Duration(len(p.Records))
+		s.m.allocator.take(n * logRead)
+		work += n * logEncode
+	}
+	s.m.bus.take(work)
 	select {
 	case s.parts <- scalePart{payload, time.Now().Add(s.m.RoundTrip / 2)}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// encoded says that the part was encoded for this follower: no other was sent it before.
+func (m *scaleModel) encoded(part []byte) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.parts == nil {
+		m.parts = map[*byte]bool{}
+	}
+	first := !m.parts[&part[0]]
+	m.parts[&part[0]] = true
+	return first
 }
 
 func (s *scaleStream) Recv(ctx context.Context) ([]byte, error) {

@@ -32,7 +32,7 @@ const (
 )
 
 // DefaultBump is how far above the highest known revision the next one is: more than was under way
-// anywhere, since the sequencer raises its ceiling by 10,000 at a time.
+// anywhere, since the sequencer's ceiling is at most 100,000 ahead.
 const DefaultBump keyspace.Revision = 1_000_000
 
 const (

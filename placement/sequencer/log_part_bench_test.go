@@ -7,23 +7,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// BenchmarkTell is what a wake-up costs for each follower that has not looked since the last one.
-func BenchmarkTell(b *testing.B) {
-	const followers = 300
-	l := newAllocationLog(16)
-	for range followers {
-		l.parts.join()
-	}
-	cpu, n := measure.CPU(), 0
-	for b.Loop() {
-		l.parts.wake()
-		n++
-	}
-	b.ReportMetric(float64((measure.CPU()-cpu).Nanoseconds())/float64(n*followers), "cpu-ns/follower")
-}
-
-// BenchmarkLogPart is what a follower of the allocation log costs the sequencer for each record, without the bus: full
-// parts are read, for which allocations wait, and encoded. Each record is of another range than the one before.
+// BenchmarkLogPart is what a part of the allocation log costs the sequencer for each record, once for all followers that take
+// it. Full parts are read, for which allocations wait, and encoded. Each record is of another range than the one before.
 func BenchmarkLogPart(b *testing.B) {
 	b.Run("read", func(b *testing.B) { logPart(b, false) })
 	b.Run("read and encode", func(b *testing.B) { logPart(b, true) })
