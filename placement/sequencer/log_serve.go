@@ -18,10 +18,10 @@ const (
 	// sharedParts is how many parts are kept for the followers that have not taken them yet.
 	sharedParts = 4
 	// partCost is about what a part costs the sequencer's node for each follower, whatever is in it. The followers
-	// are woken so seldom that all their parts together take no more than one core.
+	// are woken so seldom that all their parts together take about one core.
 	partCost = 10 * time.Microsecond
 	// minPause is the shortest pause between two wake-ups, so few followers are woken without any. maxPause is the longest.
-	// Nearly all of it is hidden: a put takes about as long to be committed, and its event does not leave before.
+	// Most of it is hidden: an event waits for its put to be committed too, which takes a round trip and a disk.
 	minPause, maxPause = 100 * time.Microsecond, 10 * time.Millisecond
 )
 
