@@ -70,8 +70,9 @@ type space struct {
 	ballastMax, lowMax int64
 
 	state  atomic.Uint32
-	opened atomic.Bool  // Pebble has been opened
-	fullAt atomic.Int64 // clock.Time of the last failed write
+	why    atomic.Pointer[string] // of the last time that the state was full
+	opened atomic.Bool            // Pebble has been opened
+	fullAt atomic.Int64           // clock.Time of the last failed write
 	writes atomic.Uint64
 	pace   *pace
 
@@ -93,6 +94,14 @@ func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 // Space returns the state of the disk's space. It costs one atomic load.
 func (e *Engine) Space() SpaceState { return e.space.get() }
 
+// SpaceWhy says what lacks while Space is SpaceFull.
+func (e *Engine) SpaceWhy() string {
+	if why := e.space.why.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
 // Progress counts the completed writes and syncs of tables. While a commit waits for
 // flushes, a growing count means a slow disk, and a constant one a disk that hangs or is
 // full.
@@ -102,11 +111,18 @@ func (s *space) get() SpaceState { return SpaceState(s.state.Load()) }
 
 // set changes the state and logs the change.
 func (s *space) set(to SpaceState, why string) {
+	if to == SpaceFull {
+		s.why.Store(&why)
+	}
 	if SpaceState(s.state.Swap(uint32(to))) == to {
 		return
 	}
 	s.metrics.spaceFull.Set(float64(to))
-	s.logger.Warn("disk space: "+to.String(), zap.String("why", why), zap.String("dir", s.dir))
+	level := zap.InfoLevel
+	if to == SpaceFull {
+		level = zap.ErrorLevel
+	}
+	s.logger.Log(level, "disk space: "+to.String(), zap.String("why", why), zap.String("dir", s.dir))
 }
 
 // noteFull records what failed for lack of space, or of files.

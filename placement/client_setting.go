@@ -36,6 +36,16 @@ func Paused(settings []fsm.Setting) bool {
 	return slices.ContainsFunc(settings, func(s fsm.Setting) bool { return s.Name == fsm.SettingPaused && len(s.Value) > 0 })
 }
 
+// PausedSince is when they were paused, by the clock of the node that was asked for it; 0 if they are not, or nobody has noted it.
+func PausedSince(settings []fsm.Setting) fsm.UnixMillis {
+	for _, s := range settings {
+		if ms, err := strconv.ParseInt(string(s.Value), 10, 64); err == nil && s.Name == fsm.SettingPaused {
+			return fsm.UnixMillis(ms)
+		}
+	}
+	return 0
+}
+
 // ValidReplication says whether a range can be told to have so many voters.
 func ValidReplication(n int) bool { return fsm.ValidReplication(n) }
 
@@ -63,7 +73,7 @@ func (c *Client) SetReplication(ctx context.Context, n int) error {
 func (c *Client) SetPaused(ctx context.Context, paused bool) error {
 	var value []byte
 	if paused {
-		value = []byte("true")
+		value = strconv.AppendInt(nil, c.o.Clock.Wall().UnixMilli(), 10)
 	}
 	return c.PutSetting(ctx, fsm.SettingPaused, value)
 }

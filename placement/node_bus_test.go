@@ -60,6 +60,9 @@ func TestNodeStatesOverTheBus(t *testing.T) {
 		if v := r.leader().service.View(); !v.Paused() {
 			t.Error("placement is not paused")
 		}
+		if settings, _, err := at.Settings(ctx); err != nil || r.nodes[6].clock.Wall().Sub(PausedSince(settings).Time()).Abs() > time.Minute {
+			t.Errorf("paused since %v, %v", PausedSince(settings), err)
+		}
 		must(at.SetPaused(ctx, false))
 		if v := r.leader().service.View(); v.Paused() {
 			t.Error("placement is still paused")

@@ -12,13 +12,13 @@ import (
 // changeAlarms raises what nodes say of themselves as alarms, and ends those that they say no more.
 func (d *decider) changeAlarms(ctx context.Context, v *fsm.View) {
 	for _, o := range d.alarmChanges(v) {
-		fields := []zap.Field{zap.Stringer("peer", o.Alarm.Member), zap.Int32("type", int32(o.Alarm.Type)), zap.Bool("raised", o.Change == fsm.AlarmObserved)}
+		fields := []zap.Field{zap.Stringer("peer", o.Alarm.Member), zap.Stringer("alarm", o.Alarm.Type), zap.Bool("raised", o.Change == fsm.AlarmObserved)}
 		if err := d.s.o.Group.Propose(ctx, d.term, o).Err; err != nil {
 			// The next round tries again.
 			d.s.o.Logger.Warn("the alarm of a node cannot be changed yet", append(fields, zap.Error(err))...)
 			continue
 		}
-		d.s.o.Logger.Warn("the alarm of a node has changed (1 is NOSPACE, 2 is CORRUPT)", fields...)
+		d.s.o.Logger.Warn("an alarm of a node was raised, or has ended", fields...)
 	}
 }
 

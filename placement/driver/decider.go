@@ -216,6 +216,9 @@ func (d *decider) feedSettings(v *fsm.View) {
 		d.s.o.Logger.Info("settings of decisions", zap.Bool("paused", set.Paused), zap.Int("replication", set.ReplicationFactor),
 			zap.Duration("merge-after", set.MergeAge))
 	}
+	if set.Paused && !d.settings.Paused {
+		d.s.o.Logger.Warn("placement is paused: nothing is repaired, balanced or merged until skein placement resume")
+	}
 	d.settings = set
 	d.c.Set(set)
 	d.s.o.Metrics.Paused.Set(0)

@@ -20,6 +20,17 @@ const (
 	AlarmCorrupt AlarmType = 2
 )
 
+// String returns etcd's name of the type.
+func (t AlarmType) String() string {
+	switch t {
+	case AlarmNoSpace:
+		return "NOSPACE"
+	case AlarmCorrupt:
+		return "CORRUPT"
+	}
+	return fmt.Sprintf("type %d", int32(t))
+}
+
 // AlarmID names an alarm: there is one of each type for each member. As in etcd, nobody checks whether
 // there is such a member.
 type AlarmID struct {

@@ -11,7 +11,8 @@ import (
 // Settings of the cluster by which placement decides.
 const (
 	// SettingPaused stops all decisions, those about repairs too, while its value is not
-	// empty. Operations under way come to their end, and an operator may begin others.
+	// empty: that is when they were stopped, in milliseconds since 1970. Operations under way come to their end, and an operator
+	// may begin others.
 	SettingPaused = "placement.paused"
 	// SettingReplication is how many voters a range has, in decimal; 3 where it is not set.
 	SettingReplication = "placement.replication"
