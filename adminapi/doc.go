@@ -13,6 +13,7 @@
 //	top.go           what happens between two looks at a cluster
 //	status.go        the cluster at a glance, for people and as JSON
 //	doctor.go        what is wrong, and what to do about it
+//	trouble.go       what nodes say of their troubles, and what to do
 //	bundlepart.go    a node's part of it: service, client
 //	watchers.go      watchers of clients: service, client, output
 //	slow.go          slow requests: service, client, output

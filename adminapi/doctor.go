@@ -41,8 +41,10 @@ const (
 	diskWarning, diskCritical = 85, 95 // percent
 	clockWarning              = 500 * time.Millisecond
 	holdWarning               = 48 * time.Hour
-	fsyncWarning              = 25 * time.Millisecond
 )
+
+// FsyncWarning is the time of one in a hundred fsyncs from which a disk is slow.
+const FsyncWarning = 25 * time.Millisecond
 
 // Healthy says whether nothing is wrong: there may be notes.
 func Healthy(all []Finding) bool {
@@ -54,8 +56,8 @@ func Healthy(all []Finding) bool {
 func Diagnose(s *adminpb.SurveyResponse, silent []EndpointError) []Finding {
 	var all []Finding
 	for _, check := range []func(*adminpb.SurveyResponse) []Finding{
-		checkQuorum, checkAlarms, checkNodes, checkDisks, checkRanges, checkPlacement, checkNames, checkVersions, checkClocks, checkHolds,
-		checkSecurity, checkZones,
+		checkQuorum, checkAlarms, checkCertificates, checkNodes, checkDisks, checkFsync, checkRanges, checkPlacement, checkNames, checkVersions,
+		checkClocks, checkHolds, checkSecurity, checkZones, checkWatchers, checkHeat,
 	} {
 		all = append(all, check(s)...)
 	}
@@ -159,7 +161,11 @@ func checkAlarms(s *adminpb.SurveyResponse) (all []Finding) {
 		case a.GetType() == "CORRUPT":
 			next = "it ends when the replicas in quarantine have been replaced: skein node show " + a.GetNode()
 		}
-		all = append(all, Finding{Critical, "alarm", fmt.Sprintf("%s has the alarm %s", a.GetNode(), a.GetType()), next})
+		text := fmt.Sprintf("%s has the alarm %s", a.GetNode(), a.GetType())
+		if a.GetType() == "NOSPACE" {
+			text += fullText(s, a.GetNode())
+		}
+		all = append(all, Finding{Critical, "alarm", text, next})
 	}
 	return all
 }
@@ -196,7 +202,7 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 			}
 			all = append(all, Finding{
 				Warning, "node", what,
-				"start it again; skein node show " + name + " says what becomes of its replicas",
+				deadNext(name, n.GetError()),
 			})
 			continue
 		case n.GetError() != "":
@@ -234,13 +240,6 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 
 func checkDisks(s *adminpb.SurveyResponse) (all []Finding) {
 	for _, n := range s.GetNodes() {
-		if took := time.Duration(n.GetFsyncP99Us()) * time.Microsecond; took >= fsyncWarning {
-			all = append(all, Finding{
-				Warning, "fsync",
-				fmt.Sprintf("one in a hundred fsyncs of %s takes %v or more: writes wait for it", n.GetNode().GetName(), took.Round(time.Millisecond)),
-				"see what else uses its disk, or give the log one of its own (--wal-dir); skein doctor --local there measures it",
-			})
-		}
 		if n.GetDiskCapacity() == 0 {
 			continue
 		}
@@ -332,9 +331,13 @@ func checkPlacement(s *adminpb.SurveyResponse) []Finding {
 	if !s.GetReplication().GetPaused() {
 		return nil
 	}
+	what := "placement is paused"
+	if since := s.GetReplication().GetPausedSinceUnixMs(); since > 0 {
+		what += " for " + ago(s, since)
+	}
 	return []Finding{{
-		Warning, "placement", "placement is paused: lost replicas are not rebuilt, and nothing is balanced",
-		"skein placement resume has it go on",
+		Warning, "placement", what + ": lost replicas are not rebuilt, and nothing is balanced",
+		"skein placement resume has it go on; the audit log says who has paused it",
 	}}
 }
 
@@ -379,25 +382,6 @@ func checkVersions(s *adminpb.SurveyResponse) (all []Finding) {
 			Note, "versions",
 			fmt.Sprintf("the cluster could be raised to version %d, and is held at %d", v.GetNext(), v.GetVersion()),
 			"skein cluster upgrade raises it",
-		})
-	}
-	return all
-}
-
-func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
-	for _, n := range s.GetNodes() {
-		off := time.Duration(n.GetClockAheadMs()) * time.Millisecond
-		if off.Abs() < clockWarning {
-			continue
-		}
-		way := "ahead of"
-		if off < 0 {
-			way = "behind"
-		}
-		all = append(all, Finding{
-			Warning, "clock",
-			fmt.Sprintf("the clock of %s is %v %s that of %s", n.GetNode().GetName(), off.Abs(), way, s.GetAsked()),
-			"let the nodes keep their time by NTP; no promise depends on it, but times in logs and of leases after a restart do",
 		})
 	}
 	return all

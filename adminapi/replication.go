@@ -123,13 +123,14 @@ type replicationJSON struct {
 	Silent     int64 `json:"silent"`
 	Operations int64 `json:"operations"`
 	Paused     bool  `json:"paused,omitempty"`
+	PausedAt   int64 `json:"paused_since_unix_ms,omitempty"`
 }
 
 func replicationToJSON(r *adminpb.Replication) *replicationJSON {
 	if r == nil {
 		return nil
 	}
-	return &replicationJSON{r.GetFactor(), r.GetRanges(), r.GetFewer(), r.GetMore(), r.GetSilent(), r.GetOperations(), r.GetPaused()}
+	return &replicationJSON{r.GetFactor(), r.GetRanges(), r.GetFewer(), r.GetMore(), r.GetSilent(), r.GetOperations(), r.GetPaused(), r.GetPausedSinceUnixMs()}
 }
 
 // writeReplicationTable prints how far the ranges are, where somebody could say it.

@@ -48,6 +48,12 @@ type nodeStatusJSON struct {
 	DiskUsed     int64  `json:"disk_used,omitempty"`
 	ClockAheadMs int64  `json:"clock_ahead_ms,omitempty"`
 	FsyncP99Us   int64  `json:"fsync_p99_us,omitempty"`
+	FsyncSlowMs  int64  `json:"fsync_slow_ms,omitempty"`
+	FullMs       int64  `json:"full_ms,omitempty"`
+	FullWhy      string `json:"full_why,omitempty"`
+	Certificate  string `json:"certificate_file,omitempty"`
+	CertLeftMs   int64  `json:"certificate_left_ms,omitempty"`
+	Lagging      int64  `json:"lagging_watchers,omitempty"`
 	Error        string `json:"error,omitempty"`
 }
 
@@ -156,7 +162,11 @@ func pausedText(s *adminpb.SurveyResponse) string {
 	case r == nil:
 		return "; its settings are not known"
 	case r.GetPaused():
-		return fmt.Sprintf("; %d voters for each range; PAUSED", r.GetFactor())
+		since := ""
+		if r.GetPausedSinceUnixMs() > 0 {
+			since = " for " + ago(s, r.GetPausedSinceUnixMs())
+		}
+		return fmt.Sprintf("; %d voters for each range; PAUSED%s", r.GetFactor(), since)
 	}
 	return fmt.Sprintf("; %d voters for each range", r.GetFactor())
 }
@@ -224,7 +234,8 @@ func statusToJSON(s *adminpb.SurveyResponse, silent []EndpointError, found []Fin
 		}
 		out.Nodes = append(out.Nodes, nodeStatusJSON{
 			nodeToJSON(n.GetNode()), buildOf(s, n.GetNode()), n.GetDiskCapacity(), n.GetDiskUsed(),
-			n.GetClockAheadMs(), n.GetFsyncP99Us(), n.GetError(),
+			n.GetClockAheadMs(), n.GetFsyncP99Us(), n.GetFsyncSlowMs(), n.GetFullMs(), n.GetFullWhy(), n.GetCertificateFile(), n.GetCertificateLeftMs(),
+			n.GetLaggingWatchers(), n.GetError(),
 		})
 	}
 	for _, o := range s.GetOperations() {

@@ -3,7 +3,10 @@ package adminapi
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -70,4 +73,50 @@ func (c *Client) surveyAt(ctx context.Context, ep endpoint, left int) (*adminpb.
 		defer cancel()
 	}
 	return callOne(ctx, c, ep, &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
+}
+
+// probeTime is how long a node that the others do not hear may take to answer at its client URL.
+const probeTime = 2 * time.Second
+
+// Probe asks the dead nodes of a survey at their client URLs, and notes what they say: an ended process is to be started, and one that
+// runs has another trouble. Of its certificate such a node alone can tell.
+func (c *Client) Probe(ctx context.Context, s *adminpb.SurveyResponse) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, n := range s.GetNodes() {
+		if n.GetNode().GetState() == StateDead && len(n.GetNode().GetClientUrls()) > 0 {
+			wg.Go(func() { c.probe(ctx, n) })
+		}
+	}
+	wg.Wait()
+}
+
+func (c *Client) probe(ctx context.Context, n *adminpb.NodeSurvey) {
+	at, err := c.At(n.GetNode().GetClientUrls()[0])
+	if err != nil {
+		n.Error = err.Error()
+		return
+	}
+	own, err := callOne(ctx, at, at.endpoints[0], &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
+	switch text := status.Convert(err).Message(); {
+	case err == nil:
+	case strings.Contains(text, "connection refused"):
+		n.Error = "nothing listens at " + at.endpoints[0].name
+		return
+	case status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable:
+		if _, why, bad := strings.Cut(text, badX509); bad {
+			n.Error = fmt.Sprintf("%s: its certificate is refused: %s%s", at.endpoints[0].name, badX509, why)
+			return
+		}
+		n.Error = fmt.Sprintf("%s does not answer: %s", at.endpoints[0].name, text)
+		return
+	}
+	// It has answered, if only that it may not be asked.
+	n.Error = runsUnheard
+	for _, o := range own.GetNodes() {
+		if o.GetNode().GetId() == n.GetNode().GetId() {
+			n.CertificateFile, n.CertificateLeftMs, n.CertificateLifeMs = o.GetCertificateFile(), o.GetCertificateLeftMs(), o.GetCertificateLifeMs()
+		}
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -60,10 +62,61 @@ func TestSurveyStories(t *testing.T) {
 	})
 }
 
+// A node that the others do not hear is asked at its client URL. Its process has ended, hangs, runs, or has a bad certificate.
+func TestProbeOfDeadNodes(t *testing.T) {
+	listen := func() (net.Listener, string) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l, "http://" + l.Addr().String()
+	}
+	closed, ended := listen()
+	closed.Close()
+	mute, hangs := listen()
+	defer mute.Close()
+	bad := httptest.NewUnstartedServer(http.NotFoundHandler())
+	bad.EnableHTTP2 = true
+	bad.StartTLS()
+	defer bad.Close()
+	l, runs := listen()
+	s := grpc.NewServer()
+	Register(s, &fakeBackend{})
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	defer func() { s.Stop(); <-done }()
+	probe := func(url string, dial time.Duration, want string) {
+		t.Helper()
+		c, err := NewClient([]string{url}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.dial = dial
+		n := &adminpb.NodeSurvey{Node: &adminpb.Node{Name: "n2", State: StateDead, ClientUrls: []string{url}}}
+		if c.probe(t.Context(), n); !strings.HasPrefix(n.GetError(), want) {
+			t.Errorf("%q, want %q", n.GetError(), want)
+		}
+	}
+	probe(ended, time.Minute, "nothing listens at "+ended)
+	probe(hangs, 100*time.Millisecond, hangs+" does not answer: ")
+	probe(runs, time.Minute, runsUnheard)
+	probe(bad.URL, time.Minute, bad.URL+": its certificate is refused: x509: ")
+	// One that is heard is not asked.
+	c, err := NewClient([]string{l.Addr().String()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard := &adminpb.SurveyResponse{Nodes: []*adminpb.NodeSurvey{{Node: &adminpb.Node{Name: "n3", State: "serving", Alive: true, ClientUrls: []string{ended}}}}}
+	if c.Probe(t.Context(), heard); heard.GetNodes()[0].GetError() != "" {
+		t.Errorf("%v", heard)
+	}
+}
+
 // Each finding says what to do, so that a check cannot be forgotten half.
 func TestFindingsSayWhatToDo(t *testing.T) {
 	s := &adminpb.SurveyResponse{
 		Asked: "n1", UnixMs: 1_800_000_000_000, Stale: true, Ranges: 9, Leaderless: 1, Missing: 1,
+		RequestsPerSecond: 1000, HottestRange: 7, HottestRequestsPerSecond: 1000,
 		Outages: []*adminpb.Outage{
 			{Placement: true, WaitsFor: []string{"n2"}},
 			{Ranges: 1, Ids: []uint64{4}, WaitsFor: []string{"n2", "n3"}, Quarantined: 1},
@@ -75,7 +128,7 @@ func TestFindingsSayWhatToDo(t *testing.T) {
 		Holds:       []*adminpb.Hold{{Id: "b0", Kind: "backup", Owner: "x", MadeUnixMs: 1_700_000_000_000}},
 		Versions:    &adminpb.ClusterShowResponse{Version: 4, Next: 5, Held: true, Nodes: []*adminpb.NodeVersions{{Name: "n1", Build: "0.2.0"}, {Name: "n2", Build: "0.1.0"}}},
 		Nodes: []*adminpb.NodeSurvey{
-			{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true, Quarantined: 1, PeerUrls: []string{"http://10.0.0.1:2380"}}, DiskCapacity: 100, DiskUsed: 96, Unheard: []string{"n4"}},
+			{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true, Quarantined: 1, PeerUrls: []string{"http://10.0.0.1:2380"}}, DiskCapacity: 100, DiskUsed: 96, Unheard: []string{"n4"}, LaggingWatchers: 1, LaggingMs: 60_000},
 			{Node: &adminpb.Node{Name: "n1", State: "draining", Alive: true, Attributes: []*adminpb.Attribute{{Key: "zone", Value: "a"}}}, DiskCapacity: 100, DiskUsed: 86, ClockAheadMs: -900, FsyncP99Us: 40_000},
 			{Node: &adminpb.Node{Name: "n2", State: StateDead, SinceUnixMs: 1_799_999_000_000}, Error: "no route"},
 			{Node: &adminpb.Node{Name: "n3", State: "serving", Alive: true}, Error: "deadline exceeded"},
@@ -93,7 +146,7 @@ func TestFindingsSayWhatToDo(t *testing.T) {
 		}
 		last = f.Severity
 	}
-	for _, check := range strings.Fields("quorum alarm node fsync network quarantine disk ranges replicas placement names versions clock hold certificates zones endpoint") {
+	for _, check := range strings.Fields("quorum alarm node fsync network quarantine disk ranges replicas placement names versions clock hold certificates zones endpoint watchers load") {
 		if !checks[check] {
 			t.Errorf("%s has found nothing", check)
 		}

@@ -124,6 +124,15 @@ func (d *Dir) trusted() ([]*x509.Certificate, error) {
 	return certs, err
 }
 
+// Validity says from when to when the first certificate of a file, which is its owner's, is valid.
+func Validity(path string) (from, until time.Time, err error) {
+	all, err := readCerts(path)
+	if err != nil {
+		return from, until, err
+	}
+	return all[0].NotBefore, all[0].NotAfter, nil
+}
+
 // soon is how long before its end Check says of a certificate that it ends.
 const soon = 30 * 24 * time.Hour
 

@@ -199,6 +199,29 @@ func (c *Config) ClientSide(wall func() time.Time, logger *zap.Logger, unusable 
 	return side, nil
 }
 
+// CertificateFiles are the files of the certificates that the node shows to clients and to peers.
+func (c *Config) CertificateFiles() (paths []string) {
+	add := func(path string) {
+		if path != "" && !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	if anySecure(slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs, c.ListenConsoleURLs)) {
+		add(c.ClientTLS.CertFile)
+		if c.ClientTLS.Auto && !c.ClientTLS.given() {
+			add(filepath.Join(c.autoDir(), "cert.pem"))
+		}
+	}
+	if anySecure(c.ListenPeerURLs) {
+		add(c.PeerTLS.CertFile)
+		add(c.PeerTLS.ClientCertFile)
+	}
+	return paths
+}
+
+// autoDir is where etcd's auto-tls has its files.
+func (c *Config) autoDir() string { return filepath.Join(c.DataDir, "fixtures", "client") }
+
 func anySecure(urls []url.URL) bool {
 	for i := range urls {
 		if secure(&urls[i]) {
@@ -223,7 +246,7 @@ func (c *Config) clientInfo(urls []url.URL, logger *zap.Logger) (transport.TLSIn
 		for i := range urls {
 			hosts[i] = urls[i].Host
 		}
-		auto, err := transport.SelfCert(logger, filepath.Join(c.DataDir, "fixtures", "client"), hosts, c.SelfSignedCertYears)
+		auto, err := transport.SelfCert(logger, c.autoDir(), hosts, c.SelfSignedCertYears)
 		if err != nil {
 			return info, err
 		}

@@ -2,8 +2,10 @@ package config
 
 import (
 	"crypto/tls"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +31,27 @@ func TestAutoTLS(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "fixtures", "client", "cert.pem")); err != nil {
 		t.Error(err)
+	}
+	if got := c.CertificateFiles(); !slices.Equal(got, []string{filepath.Join(dir, "fixtures", "client", "cert.pem")}) {
+		t.Errorf("certificates: %q", got)
+	}
+}
+
+// The files whose ends are told are those that the node shows: each once, and none where nothing is secure.
+func TestCertificateFiles(t *testing.T) {
+	files := []string{"--cert-file=/c", "--key-file=/k", "--peer-cert-file=/p", "--peer-key-file=/k", "--peer-client-cert-file=/c", "--peer-client-key-file=/k", "--peer-trusted-ca-file=/ca"}
+	secure := []string{
+		"--listen-client-urls=https://127.0.0.1:0", "--advertise-client-urls=https://127.0.0.1:1",
+		"--listen-peer-urls=https://127.0.0.1:0", "--initial-advertise-peer-urls=https://127.0.0.1:1", "--initial-cluster=default=https://127.0.0.1:1",
+	}
+	for _, x := range []struct {
+		args []string
+		want string
+	}{{slices.Concat(files, secure), "[/c /p]"}, {slices.Concat(files, secure[:2]), "[/c]"}, {files, "[]"}} {
+		c, _ := mustLoad(t, x.args)
+		if got := fmt.Sprint(c.CertificateFiles()); got != x.want {
+			t.Errorf("%v: %s, want %s", x.args, got, x.want)
+		}
 	}
 }
 

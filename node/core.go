@@ -76,6 +76,9 @@ type Options struct {
 	// is refused; "" fits every directory.
 	Name string
 
+	// Certificates are the files of the node's own, whose ends are told.
+	Certificates []string
+
 	// FS holds DataDir and WALDir.
 	FS              vfs.FS
 	DataDir, WALDir string
@@ -235,6 +238,8 @@ type Core struct {
 	watchers atomic.Pointer[func(most int) *adminpb.WatcherListResponse]
 	// listing has a value while a list of the watchers of all nodes is made.
 	listing chan struct{}
+	// troubles knows since when something troubles this node.
+	troubles *troubles
 	// series is what this node has measured of itself, nil without a Gatherer.
 	series *series.Ring
 

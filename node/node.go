@@ -313,6 +313,7 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		NodeDeadAfter: cfg.NodeDeadAfter,
 		WarnApply:     cfg.WarnApply, Traces: cfg.Tracing.Enabled, Processors: processors,
 		NoKnocks:       cfg.PeersByTCP,
+		Certificates:   cfg.CertificateFiles(),
 		UpgradeAfter:   cmp.Or(cfg.UpgradeAfter, -1), // 0 is never, as --upgrade-after has it
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, QuotaBytes: cfg.QuotaBytes, ScrubEvery: cfg.CorruptCheckTime, Logger: logger,

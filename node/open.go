@@ -241,6 +241,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.cuts = dataapi.NewCutter(dataapi.Options{Cluster: o.Cluster, Holds: c.client, Records: c.client, Keys: c.router, Clock: o.Clock, Logger: c.log})
 	*undo = append(*undo, c.router.Stop)
 	c.watches = c.newHub()
+	c.troubles = newTroubles(c)
 	*undo = append(*undo, c.watches.Stop)
 	c.leases = lease.New(lease.Options{
 		Clock: o.Clock, Records: c.service, Revoker: c.router, Extend: o.Election, Logger: c.log, Metrics: lease.NewMetrics(o.Registry),

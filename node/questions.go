@@ -135,6 +135,7 @@ func (c *Core) report() operate.Report {
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
 	}
+	c.troubles.tell(&r)
 	for g, q := range c.host.Quarantined() {
 		if !g.IsSystem() {
 			r.Quarantined = append(r.Quarantined, operate.Quarantined{

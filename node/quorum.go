@@ -50,6 +50,11 @@ func (c *Core) observe() {
 			o.step()
 		}
 	})
+	c.wait.Go(func() {
+		for err := error(nil); err == nil; err = clock.Sleep(c.ctx, c.o.Clock, clock.UntilNext(c.o.Clock, troubleEvery)) {
+			c.troubles.look()
+		}
+	})
 }
 
 func (o *watcher) step() {

@@ -95,7 +95,7 @@ type Hub struct {
 func New(cfg Config) *Hub {
 	cfg.fill()
 	h := &Hub{cfg: cfg, streams: map[*Stream]struct{}{}}
-	count := h.countLagging
+	count := h.Lagging
 	cfg.Metrics.lagging.Store(&count)
 	return h
 }

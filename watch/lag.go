@@ -25,8 +25,8 @@ func (h *Hub) lagBehindLocked(w *Watcher, pos keyspace.Revision) *group {
 	return g
 }
 
-// countLagging returns how many watchers are not live.
-func (h *Hub) countLagging() (n int) {
+// Lagging returns how many watchers are not live: they get their events from history.
+func (h *Hub) Lagging() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for g := range h.lagGroups {

@@ -81,10 +81,16 @@ type SurveyResponse struct {
 	Replication *Replication `protobuf:"bytes,10,opt,name=replication,proto3" json:"replication,omitempty"`
 	Alarms      []*Alarm     `protobuf:"bytes,11,rep,name=alarms,proto3" json:"alarms,omitempty"`
 	// Absent if unknown.
-	Versions      *ClusterShowResponse `protobuf:"bytes,12,opt,name=versions,proto3" json:"versions,omitempty"`
-	Holds         []*Hold              `protobuf:"bytes,13,rep,name=holds,proto3" json:"holds,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Versions *ClusterShowResponse `protobuf:"bytes,12,opt,name=versions,proto3" json:"versions,omitempty"`
+	Holds    []*Hold              `protobuf:"bytes,13,rep,name=holds,proto3" json:"holds,omitempty"`
+	// What all ranges serve, in requests a second; the range that serves most of it, its leader, and what it serves. 0 if there is
+	// no load.
+	RequestsPerSecond        float64 `protobuf:"fixed64,14,opt,name=requests_per_second,json=requestsPerSecond,proto3" json:"requests_per_second,omitempty"`
+	HottestRange             uint64  `protobuf:"varint,15,opt,name=hottest_range,json=hottestRange,proto3" json:"hottest_range,omitempty"`
+	HottestLeader            string  `protobuf:"bytes,16,opt,name=hottest_leader,json=hottestLeader,proto3" json:"hottest_leader,omitempty"`
+	HottestRequestsPerSecond float64 `protobuf:"fixed64,17,opt,name=hottest_requests_per_second,json=hottestRequestsPerSecond,proto3" json:"hottest_requests_per_second,omitempty"`
+	unknownFields            protoimpl.UnknownFields
+	sizeCache                protoimpl.SizeCache
 }
 
 func (x *SurveyResponse) Reset() {
@@ -208,6 +214,34 @@ func (x *SurveyResponse) GetHolds() []*Hold {
 	return nil
 }
 
+func (x *SurveyResponse) GetRequestsPerSecond() float64 {
+	if x != nil {
+		return x.RequestsPerSecond
+	}
+	return 0
+}
+
+func (x *SurveyResponse) GetHottestRange() uint64 {
+	if x != nil {
+		return x.HottestRange
+	}
+	return 0
+}
+
+func (x *SurveyResponse) GetHottestLeader() string {
+	if x != nil {
+		return x.HottestLeader
+	}
+	return ""
+}
+
+func (x *SurveyResponse) GetHottestRequestsPerSecond() float64 {
+	if x != nil {
+		return x.HottestRequestsPerSecond
+	}
+	return 0
+}
+
 // NodeSurvey is a node, and what it says of itself.
 type NodeSurvey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -224,9 +258,29 @@ type NodeSurvey struct {
 	// The nodes that live, and that it does not hear.
 	Unheard []string `protobuf:"bytes,7,rep,name=unheard,proto3" json:"unheard,omitempty"`
 	// The 99th percentile of its log's last fsyncs, in microseconds; 0 if it does not say.
-	FsyncP99Us    int64 `protobuf:"varint,8,opt,name=fsync_p99_us,json=fsyncP99Us,proto3" json:"fsync_p99_us,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FsyncP99Us int64 `protobuf:"varint,8,opt,name=fsync_p99_us,json=fsyncP99Us,proto3" json:"fsync_p99_us,omitempty"`
+	// For how long that has been high, in milliseconds; 0 while it is not. Like the times below it is an age and no time of
+	// day: clocks differ.
+	FsyncSlowMs int64 `protobuf:"varint,9,opt,name=fsync_slow_ms,json=fsyncSlowMs,proto3" json:"fsync_slow_ms,omitempty"`
+	// For how long the node has taken no writes for lack of room, in milliseconds, and what it lacks; 0 while it takes them.
+	FullMs  int64  `protobuf:"varint,10,opt,name=full_ms,json=fullMs,proto3" json:"full_ms,omitempty"`
+	FullWhy string `protobuf:"bytes,11,opt,name=full_why,json=fullWhy,proto3" json:"full_why,omitempty"`
+	// Its certificate that ends first: the file, for how long it is still valid by the node's clock, in milliseconds, negative
+	// once it has ended, and for how long it is valid in all. Empty without one.
+	CertificateFile   string `protobuf:"bytes,12,opt,name=certificate_file,json=certificateFile,proto3" json:"certificate_file,omitempty"`
+	CertificateLeftMs int64  `protobuf:"varint,13,opt,name=certificate_left_ms,json=certificateLeftMs,proto3" json:"certificate_left_ms,omitempty"`
+	CertificateLifeMs int64  `protobuf:"varint,14,opt,name=certificate_life_ms,json=certificateLifeMs,proto3" json:"certificate_life_ms,omitempty"`
+	// Watchers that get their events from history, for how long there have been some, in milliseconds, and of the one that is
+	// furthest behind its client and by how many revisions.
+	LaggingWatchers  int64  `protobuf:"varint,15,opt,name=lagging_watchers,json=laggingWatchers,proto3" json:"lagging_watchers,omitempty"`
+	LaggingMs        int64  `protobuf:"varint,16,opt,name=lagging_ms,json=laggingMs,proto3" json:"lagging_ms,omitempty"`
+	LaggingClient    string `protobuf:"bytes,17,opt,name=lagging_client,json=laggingClient,proto3" json:"lagging_client,omitempty"`
+	LaggingRevisions uint64 `protobuf:"varint,18,opt,name=lagging_revisions,json=laggingRevisions,proto3" json:"lagging_revisions,omitempty"`
+	// By how much its wall clock was last set forward, in milliseconds, and how long ago; 0 if it was not within an hour.
+	ClockStepMs       int64 `protobuf:"varint,19,opt,name=clock_step_ms,json=clockStepMs,proto3" json:"clock_step_ms,omitempty"`
+	ClockSteppedAgoMs int64 `protobuf:"varint,20,opt,name=clock_stepped_ago_ms,json=clockSteppedAgoMs,proto3" json:"clock_stepped_ago_ms,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NodeSurvey) Reset() {
@@ -311,6 +365,90 @@ func (x *NodeSurvey) GetUnheard() []string {
 func (x *NodeSurvey) GetFsyncP99Us() int64 {
 	if x != nil {
 		return x.FsyncP99Us
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetFsyncSlowMs() int64 {
+	if x != nil {
+		return x.FsyncSlowMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetFullMs() int64 {
+	if x != nil {
+		return x.FullMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetFullWhy() string {
+	if x != nil {
+		return x.FullWhy
+	}
+	return ""
+}
+
+func (x *NodeSurvey) GetCertificateFile() string {
+	if x != nil {
+		return x.CertificateFile
+	}
+	return ""
+}
+
+func (x *NodeSurvey) GetCertificateLeftMs() int64 {
+	if x != nil {
+		return x.CertificateLeftMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetCertificateLifeMs() int64 {
+	if x != nil {
+		return x.CertificateLifeMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetLaggingWatchers() int64 {
+	if x != nil {
+		return x.LaggingWatchers
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetLaggingMs() int64 {
+	if x != nil {
+		return x.LaggingMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetLaggingClient() string {
+	if x != nil {
+		return x.LaggingClient
+	}
+	return ""
+}
+
+func (x *NodeSurvey) GetLaggingRevisions() uint64 {
+	if x != nil {
+		return x.LaggingRevisions
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetClockStepMs() int64 {
+	if x != nil {
+		return x.ClockStepMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetClockSteppedAgoMs() int64 {
+	if x != nil {
+		return x.ClockSteppedAgoMs
 	}
 	return 0
 }
@@ -1604,9 +1742,11 @@ type Replication struct {
 	// Operations under way that add or remove voters for it.
 	Operations int64 `protobuf:"varint,6,opt,name=operations,proto3" json:"operations,omitempty"`
 	// Placement's own decisions are paused.
-	Paused        bool `protobuf:"varint,7,opt,name=paused,proto3" json:"paused,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Paused bool `protobuf:"varint,7,opt,name=paused,proto3" json:"paused,omitempty"`
+	// When they were paused, by the clock of the node that was asked for it; 0 if unknown.
+	PausedSinceUnixMs int64 `protobuf:"varint,8,opt,name=paused_since_unix_ms,json=pausedSinceUnixMs,proto3" json:"paused_since_unix_ms,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Replication) Reset() {
@@ -1686,6 +1826,13 @@ func (x *Replication) GetPaused() bool {
 		return x.Paused
 	}
 	return false
+}
+
+func (x *Replication) GetPausedSinceUnixMs() int64 {
+	if x != nil {
+		return x.PausedSinceUnixMs
+	}
+	return 0
 }
 
 // PlacementReplica is a replica of the placement group.
@@ -5257,7 +5404,7 @@ var File_adminpb_admin_proto protoreflect.FileDescriptor
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\x0f\n" +
-	"\rSurveyRequest\"\xa1\x04\n" +
+	"\rSurveyRequest\"\xdc\x05\n" +
 	"\x0eSurveyResponse\x12\x14\n" +
 	"\x05asked\x18\x01 \x01(\tR\x05asked\x12\x17\n" +
 	"\aunix_ms\x18\x02 \x01(\x03R\x06unixMs\x12\x14\n" +
@@ -5276,7 +5423,11 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	" \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\x12-\n" +
 	"\x06alarms\x18\v \x03(\v2\x15.skein.admin.v1.AlarmR\x06alarms\x12?\n" +
 	"\bversions\x18\f \x01(\v2#.skein.admin.v1.ClusterShowResponseR\bversions\x12*\n" +
-	"\x05holds\x18\r \x03(\v2\x14.skein.admin.v1.HoldR\x05holds\"\x8c\x02\n" +
+	"\x05holds\x18\r \x03(\v2\x14.skein.admin.v1.HoldR\x05holds\x12.\n" +
+	"\x13requests_per_second\x18\x0e \x01(\x01R\x11requestsPerSecond\x12#\n" +
+	"\rhottest_range\x18\x0f \x01(\x04R\fhottestRange\x12%\n" +
+	"\x0ehottest_leader\x18\x10 \x01(\tR\rhottestLeader\x12=\n" +
+	"\x1bhottest_requests_per_second\x18\x11 \x01(\x01R\x18hottestRequestsPerSecond\"\xe2\x05\n" +
 	"\n" +
 	"NodeSurvey\x12(\n" +
 	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\x12\x14\n" +
@@ -5287,7 +5438,21 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\bisolated\x18\x06 \x01(\bR\bisolated\x12\x18\n" +
 	"\aunheard\x18\a \x03(\tR\aunheard\x12 \n" +
 	"\ffsync_p99_us\x18\b \x01(\x03R\n" +
-	"fsyncP99Us\"\x8f\x01\n" +
+	"fsyncP99Us\x12\"\n" +
+	"\rfsync_slow_ms\x18\t \x01(\x03R\vfsyncSlowMs\x12\x17\n" +
+	"\afull_ms\x18\n" +
+	" \x01(\x03R\x06fullMs\x12\x19\n" +
+	"\bfull_why\x18\v \x01(\tR\afullWhy\x12)\n" +
+	"\x10certificate_file\x18\f \x01(\tR\x0fcertificateFile\x12.\n" +
+	"\x13certificate_left_ms\x18\r \x01(\x03R\x11certificateLeftMs\x12.\n" +
+	"\x13certificate_life_ms\x18\x0e \x01(\x03R\x11certificateLifeMs\x12)\n" +
+	"\x10lagging_watchers\x18\x0f \x01(\x03R\x0flaggingWatchers\x12\x1d\n" +
+	"\n" +
+	"lagging_ms\x18\x10 \x01(\x03R\tlaggingMs\x12%\n" +
+	"\x0elagging_client\x18\x11 \x01(\tR\rlaggingClient\x12+\n" +
+	"\x11lagging_revisions\x18\x12 \x01(\x04R\x10laggingRevisions\x12\"\n" +
+	"\rclock_step_ms\x18\x13 \x01(\x03R\vclockStepMs\x12/\n" +
+	"\x14clock_stepped_ago_ms\x18\x14 \x01(\x03R\x11clockSteppedAgoMs\"\x8f\x01\n" +
 	"\x06Outage\x12\x1c\n" +
 	"\tplacement\x18\x01 \x01(\bR\tplacement\x12\x16\n" +
 	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x10\n" +
@@ -5371,7 +5536,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\vreplication\x18\x04 \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\x12)\n" +
 	"\x0emerge_after_ms\x18\x05 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01\x12\x14\n" +
 	"\x05stale\x18\x06 \x01(\bR\x05staleB\x11\n" +
-	"\x0f_merge_after_ms\"\xb7\x01\n" +
+	"\x0f_merge_after_ms\"\xe8\x01\n" +
 	"\vReplication\x12\x16\n" +
 	"\x06factor\x18\x01 \x01(\x03R\x06factor\x12\x16\n" +
 	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x14\n" +
@@ -5381,7 +5546,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18\x06 \x01(\x03R\n" +
 	"operations\x12\x16\n" +
-	"\x06paused\x18\a \x01(\bR\x06paused\"Y\n" +
+	"\x06paused\x18\a \x01(\bR\x06paused\x12/\n" +
+	"\x14paused_since_unix_ms\x18\b \x01(\x03R\x11pausedSinceUnixMs\"Y\n" +
 	"\x10PlacementReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +

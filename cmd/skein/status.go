@@ -33,6 +33,7 @@ that answers is asked. The exit code is 0 if all is well, and 1 if not; notes do
 			if err != nil {
 				return err
 			}
+			client.Probe(ctx, s)
 			found := adminapi.Diagnose(s, silent)
 			if err := adminapi.WriteStatus(c.OutOrStdout(), format, s, silent, found); err != nil {
 				return err
@@ -70,6 +71,7 @@ The exit code is 0 without findings but notes, and 1 otherwise.`,
 				if err != nil {
 					return err
 				}
+				client.Probe(ctx, s)
 				return writeFindings(c, format, adminapi.Diagnose(s, silent))
 			})
 		}

@@ -187,8 +187,30 @@ type Report struct {
 	NoSpace, Corrupt bool
 	// FsyncP99 is the 99th percentile of its log's last fsyncs.
 	FsyncP99 time.Duration
+	// FsyncSlow is for how long that has been high, and Full for how long the node has taken no writes for lack of room; 0 while
+	// that is not so. FullWhy says what it lacks. These are ages, as are those below, because clocks differ.
+	FsyncSlow, Full time.Duration
+	FullWhy         string
+	// Lag says which watchers do not keep up.
+	Lag Lag
+	// Certificate is the file of its certificate that ends first, "" without one; for how long it is still valid, and for how
+	// long in all.
+	Certificate                      string
+	CertificateLeft, CertificateLife time.Duration
+	// ClockStep is by how much its wall clock was last set forward, and ClockStepped how long ago; 0 if it was not lately.
+	ClockStep, ClockStepped time.Duration
 	// Wall is what its wall clock shows; 0 in the report of a build that does not say.
 	Wall fsm.UnixMillis
+}
+
+// Lag says which watchers of a node get their events from history, because they began in the past or their clients do not take what
+// there is.
+type Lag struct {
+	Watchers int
+	// For how long there have been some; who is furthest behind, and by how many revisions.
+	For    time.Duration
+	Client string
+	Behind uint64
 }
 
 // Quarantined is a replica that its node keeps closed until it is replaced.

@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/load/heat"
 )
 
@@ -44,6 +45,8 @@ type fake struct {
 	// begun are the operations that were begun; begin is the error of whoever begins one.
 	begun []fsm.Operation
 	begin error
+	// rates is the load of the range, by whoever leads it.
+	rates load.Rates
 	// settings are the cluster's.
 	settings []fsm.Setting
 	// quarantined are replicas of the nodes.
@@ -150,7 +153,7 @@ func (f *fake) List(_ context.Context, n keyspace.NodeID) ([]shard.Summary, erro
 	if f.dead[n] {
 		return nil, kverror.Timeout
 	}
-	return []shard.Summary{{Descriptor: f.ranges[0], LeaderNode: f.looks[n], IsLeader: f.looks[n] == n}}, nil
+	return []shard.Summary{{Descriptor: f.ranges[0], LeaderNode: f.looks[n], IsLeader: f.looks[n] == n, Rates: f.rates}}, nil
 }
 
 func (f *fake) Look(ctx context.Context, n keyspace.NodeID, _ keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/shard/load"
 )
 
 // withMap gives the asked node a map of what the fake has.
@@ -133,7 +134,7 @@ func TestRangesWithoutQuorumAreShown(t *testing.T) {
 		if n.GetNode().GetLeaders() != 0 || n.GetNode().GetPlacementLeader() {
 			t.Errorf("without a quorum it leads: %v", n)
 		}
-		if dead := n.GetNode().GetState() == "dead"; dead != (n.GetNode().GetName() != "n1") || dead != (n.GetError() != "") {
+		if dead := n.GetNode().GetState() == "dead"; dead != (n.GetNode().GetName() != "n1") || n.GetError() != "" {
 			t.Errorf("%v", n)
 		}
 	}
@@ -145,5 +146,30 @@ func TestRangesWithoutQuorumAreShown(t *testing.T) {
 	}
 	if s, err := f.admin().Survey(t.Context()); err != nil || len(s.GetOutages()) != 1 || s.GetOutages()[0].GetQuarantined() != 2 {
 		t.Errorf("%v, %v", s, err)
+	}
+}
+
+// The survey says which range serves most, and who leads it. A range without a quorum serves nothing, whatever its last leader says.
+func TestSurveyFindsTheHottestRange(t *testing.T) {
+	f := newFake(3).withMap()
+	f.rates = load.Rates{WritesPerSecond: 900, ReadsPerSecond: 100}
+	s, err := f.admin().Survey(t.Context())
+	if err != nil || s.GetRequestsPerSecond() != 1000 || s.GetHottestRange() != 1 || s.GetHottestLeader() != "n1" || s.GetHottestRequestsPerSecond() != 1000 {
+		t.Errorf("%v, %v", s, err)
+	}
+	f.dead[2], f.dead[3] = true, true
+	if s, err := f.admin().Survey(t.Context()); err != nil || s.GetRequestsPerSecond() != 0 || s.GetHottestRange() != 0 {
+		t.Errorf("without a quorum: %v, %v", s, err)
+	}
+}
+
+// Since when placement is paused is known where the one who has paused it has noted it.
+func TestSurveySaysSinceWhenPaused(t *testing.T) {
+	f := newFake(3).withMap()
+	for value, want := range map[string]int64{"1800000000000": 1_800_000_000_000, "true": 0} {
+		f.settings = []fsm.Setting{{Name: fsm.SettingPaused, Value: []byte(value)}}
+		if s, err := f.admin().Survey(t.Context()); err != nil || !s.GetReplication().GetPaused() || s.GetReplication().GetPausedSinceUnixMs() != want {
+			t.Errorf("%s: %v, %v", value, s, err)
+		}
 	}
 }

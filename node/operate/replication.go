@@ -104,14 +104,16 @@ func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replicatio
 	for _, o := range ops {
 		byRange[o.Range] = o
 	}
-	return progress(placement.Replication(settings), placement.Paused(settings), descs, byRange, a.o.Peers.Alive)
+	return progress(settings, descs, byRange, a.o.Peers.Alive)
 }
 
 // progress says how many ranges have not as many voters as they are to have, or not all alive.
 func progress(
-	factor int, paused bool, descs []keyspace.Descriptor, ops map[keyspace.RangeID]fsm.Operation, alive func(keyspace.NodeID) bool,
+	settings []fsm.Setting, descs []keyspace.Descriptor, ops map[keyspace.RangeID]fsm.Operation, alive func(keyspace.NodeID) bool,
 ) *adminpb.Replication {
-	out := &adminpb.Replication{Factor: int64(factor), Ranges: int64(len(descs)), Paused: paused}
+	out := &adminpb.Replication{
+		Factor: int64(placement.Replication(settings)), Ranges: int64(len(descs)), Paused: placement.Paused(settings), PausedSinceUnixMs: int64(placement.PausedSince(settings)),
+	}
 	for i := range descs {
 		voters, silent := int64(0), false
 		for _, m := range descs[i].Replicas {

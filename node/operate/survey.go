@@ -9,7 +9,6 @@ import (
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -41,6 +40,7 @@ func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
 		if v.leaders[d.Range] == 0 && !v.stopped[d.Range] {
 			out.Leaderless++
 		}
+		v.addLoad(out, d.Range)
 	}
 	for _, o := range v.operations {
 		out.Operations = append(out.Operations, operationRow(&o, v.byName))
@@ -51,13 +51,29 @@ func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
 	return out, nil
 }
 
+// addLoad adds what a range serves.
+func (v *clusterView) addLoad(out *adminpb.SurveyResponse, id keyspace.RangeID) {
+	s, led := v.led[id]
+	if !led || v.stopped[id] {
+		return
+	}
+	load := s.WritesPerSecond + s.ReadsPerSecond
+	if out.RequestsPerSecond += load; load > out.HottestRequestsPerSecond {
+		out.HottestRequestsPerSecond, out.HottestRange, out.HottestLeader = load, uint64(id), v.byName[v.leaders[id]]
+	}
+}
+
 func (v *clusterView) nodeSurvey(n *fsm.Node) *adminpb.NodeSurvey {
 	r := v.reports[n.ID]
 	s := &adminpb.NodeSurvey{
 		Node: v.listed(n), DiskCapacity: r.Capacity, DiskUsed: r.Used, Isolated: r.Isolated, ClockAheadMs: v.clockAhead[n.ID].Milliseconds(),
-		FsyncP99Us: r.FsyncP99.Microseconds(),
+		FsyncP99Us: r.FsyncP99.Microseconds(), FsyncSlowMs: r.FsyncSlow.Milliseconds(), FullMs: r.Full.Milliseconds(), FullWhy: r.FullWhy,
+		CertificateFile: r.Certificate, CertificateLeftMs: r.CertificateLeft.Milliseconds(), CertificateLifeMs: r.CertificateLife.Milliseconds(),
+		LaggingWatchers: int64(r.Lag.Watchers), LaggingMs: r.Lag.For.Milliseconds(), LaggingClient: r.Lag.Client, LaggingRevisions: r.Lag.Behind,
+		ClockStepMs: r.ClockStep.Milliseconds(), ClockSteppedAgoMs: r.ClockStepped.Milliseconds(),
 	}
-	if err := v.unanswered[n.ID]; err != nil {
+	// That a dead one does not answer is no news.
+	if err := v.unanswered[n.ID]; err != nil && !v.dead(n) {
 		s.Error = v.words().Replace(err.Error())
 	}
 	if _, said := v.reports[n.ID]; !said {
@@ -117,9 +133,8 @@ func (a *Admin) alarms(v *clusterView) (all []*adminpb.Alarm) {
 		}
 	}
 	for id, sticky := range known {
-		kind := map[fsm.AlarmType]string{fsm.AlarmNoSpace: "NOSPACE", fsm.AlarmCorrupt: "CORRUPT"}[id.Type]
 		all = append(all, &adminpb.Alarm{
-			Type: cmp.Or(kind, fmt.Sprintf("type %d", id.Type)), Node: cmp.Or(v.byName[id.Member], id.Member.String()), Sticky: sticky,
+			Type: id.Type.String(), Node: cmp.Or(v.byName[id.Member], id.Member.String()), Sticky: sticky,
 		})
 	}
 	return all
@@ -131,7 +146,7 @@ func (a *Admin) replicationOf(v *clusterView) *adminpb.Replication {
 	if v.settings == nil && v.stale {
 		return nil
 	}
-	return progress(placement.Replication(v.settings), placement.Paused(v.settings), v.ranges, v.operations, v.alive)
+	return progress(v.settings, v.ranges, v.operations, v.alive)
 }
 
 // versions is what the nodes of the view read, by this node's copy of the node table.

@@ -1,0 +1,182 @@
+package adminapi
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// Bounds from which what nodes say of themselves is a finding.
+const (
+	// certificateWarning is how long before its end a certificate is a finding. One that lives for days only is renewed
+	// later: it is one in the last fifth of its life.
+	certificateWarning = 30 * 24 * time.Hour
+	certificatePart    = 5
+	// A watcher that begins in the past reads history for a while. From lagNote on that is told, from lagWarning on it is wrong.
+	lagNote, lagWarning = 10 * time.Second, 15 * time.Minute
+	// hotRequests in a second, of one range that has hotPercent of all, make a hot range.
+	hotRequests, hotPercent = 500, 75
+)
+
+// span is a time of a survey, for people.
+func span(ms int64) string {
+	return max(0, time.Duration(ms)*time.Millisecond).Round(time.Second).String()
+}
+
+// ExpiresSoon says whether a certificate that is valid for so long in all, and so long yet, is to be renewed.
+func ExpiresSoon(left, life time.Duration) bool {
+	return left < min(certificateWarning, life/certificatePart)
+}
+
+// checkCertificates finds nodes whose certificate has ended, or ends soon.
+func checkCertificates(s *adminpb.SurveyResponse) (all []Finding) {
+	for _, n := range s.GetNodes() {
+		if n.GetCertificateFile() == "" {
+			continue
+		}
+		name := n.GetNode().GetName()
+		left, life := time.Duration(n.GetCertificateLeftMs())*time.Millisecond, time.Duration(n.GetCertificateLifeMs())*time.Millisecond
+		next := fmt.Sprintf("make another one (skein cert create-node %s --overwrite) and put it in the place of the old one: the node takes it without a restart", name)
+		switch {
+		case left <= 0:
+			all = append(all, Finding{
+				Critical, "certificates",
+				fmt.Sprintf("the certificate %s of %s expired %s ago: clients and nodes do not connect to it any more", n.GetCertificateFile(), name, span(-n.GetCertificateLeftMs())),
+				next,
+			})
+		case ExpiresSoon(left, life):
+			in := left.Round(time.Minute).String()
+			if days := int(left.Hours()) / 24; days > 1 {
+				in = fmt.Sprintf("%d days", days)
+			}
+			all = append(all, Finding{Warning, "certificates", fmt.Sprintf("the certificate %s of %s expires in %s", n.GetCertificateFile(), name, in), next})
+		}
+	}
+	return all
+}
+
+// checkWatchers finds nodes whose clients do not keep up with what they watch.
+func checkWatchers(s *adminpb.SurveyResponse) (all []Finding) {
+	for _, n := range s.GetNodes() {
+		lasts := time.Duration(n.GetLaggingMs()) * time.Millisecond
+		if n.GetLaggingWatchers() == 0 || lasts < lagNote {
+			continue
+		}
+		severity := Note
+		if lasts >= lagWarning {
+			severity = Warning
+		}
+		all = append(all, Finding{
+			severity, "watchers",
+			fmt.Sprintf("watchers of %s lag (%d), for %s: that of client %s is %d revisions behind",
+				n.GetNode().GetName(), n.GetLaggingWatchers(), span(n.GetLaggingMs()), n.GetLaggingClient(), n.GetLaggingRevisions()),
+			"skein debug watchers names them and what they watch: have these clients take their events sooner, or restart them",
+		})
+	}
+	return all
+}
+
+// checkHeat finds a range that has most of the load.
+func checkHeat(s *adminpb.SurveyResponse) []Finding {
+	hot, all := s.GetHottestRequestsPerSecond(), s.GetRequestsPerSecond()
+	if s.GetRanges() < 2 || hot < hotRequests || hot*100 < all*hotPercent {
+		return nil
+	}
+	return []Finding{{
+		Note, "load",
+		fmt.Sprintf("range %d is hot: it has %.0f of %.0f requests a second, and %s leads it", s.GetHottestRange(), hot, all, s.GetHottestLeader()),
+		fmt.Sprintf("skein range show %d has its keys, the heat map of the console since when. It splits by itself, unless one key has most of its load: "+
+			"then spread that over several keys", s.GetHottestRange()),
+	}}
+}
+
+// checkFsync finds slow disks.
+func checkFsync(s *adminpb.SurveyResponse) (all []Finding) {
+	for _, n := range s.GetNodes() {
+		took := time.Duration(n.GetFsyncP99Us()) * time.Microsecond
+		if took < FsyncWarning {
+			continue
+		}
+		what := fmt.Sprintf("the disk of %s is slow", n.GetNode().GetName())
+		if n.GetFsyncSlowMs() > 0 {
+			what += ", for " + span(n.GetFsyncSlowMs())
+		}
+		all = append(all, Finding{
+			Warning, "fsync", fmt.Sprintf("%s: one in a hundred fsyncs takes %v or more, and writes wait for it", what, took.Round(time.Millisecond)),
+			"see what else uses its disk, or give the log one of its own (--wal-dir); skein doctor --local there measures it",
+		})
+	}
+	return all
+}
+
+// checkClocks finds clocks that are wrong. Most clocks are taken for right: with that of the asked node for the measure all others
+// would be wrong where it is. Of two nodes nobody can say which one is right.
+func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
+	var ahead []time.Duration
+	for _, n := range s.GetNodes() {
+		if tellsTime(n) {
+			ahead = append(ahead, time.Duration(n.GetClockAheadMs())*time.Millisecond)
+		}
+	}
+	right, whose := time.Duration(0), "that of "+s.GetAsked()
+	if len(ahead) > 2 {
+		slices.Sort(ahead)
+		right, whose = ahead[(len(ahead)-1)/2], "those of most nodes"
+	}
+	for _, n := range s.GetNodes() {
+		off := time.Duration(n.GetClockAheadMs())*time.Millisecond - right
+		if !tellsTime(n) || off.Abs() < clockWarning {
+			continue
+		}
+		way := "ahead of"
+		if off < 0 {
+			way = "behind"
+		}
+		what := fmt.Sprintf("the clock of %s is %v %s %s", n.GetNode().GetName(), off.Abs().Round(100*time.Millisecond), way, whose)
+		if step := time.Duration(n.GetClockStepMs()) * time.Millisecond; step != 0 {
+			to := "forward"
+			if step < 0 {
+				to = "back"
+			}
+			what += fmt.Sprintf("; it was set %s by %v, %s ago", to, step.Abs(), span(n.GetClockSteppedAgoMs()))
+		}
+		all = append(all, Finding{
+			Warning, "clock", what,
+			"let the nodes keep their time by NTP; no promise depends on it, but times in logs, of certificates and of leases after a restart do",
+		})
+	}
+	return all
+}
+
+func tellsTime(n *adminpb.NodeSurvey) bool { return n.GetNode().GetAlive() && n.GetError() == "" }
+
+// What a node that others do not hear says at its client URL.
+const (
+	runsUnheard = "its process runs and answers clients, and the others do not hear it"
+	badX509     = "x509: "
+)
+
+// deadNext is what to do about a node that others do not hear, by what it says at its client URL.
+func deadNext(name, why string) string {
+	switch {
+	case strings.Contains(why, badX509):
+		return fmt.Sprintf("make it another certificate (skein cert create-node %s --overwrite), and put it in the place of the old one; skein cert check says what is wrong with it", name)
+	case strings.HasPrefix(why, runsUnheard):
+		return "see its log, its certificates, and the network: the peer port needs UDP and TCP"
+	}
+	return "start it again; skein node show " + name + " says what becomes of its replicas"
+}
+
+// fullText says since when and why a node takes no writes, "" where it does not say.
+func fullText(s *adminpb.SurveyResponse, node string) string {
+	for _, n := range s.GetNodes() {
+		if n.GetNode().GetName() == node && n.GetFullMs() > 0 {
+			return fmt.Sprintf(", and takes no writes for %s: %s", span(n.GetFullMs()), cmp.Or(n.GetFullWhy(), "it has no room"))
+		}
+	}
+	return ""
+}

@@ -1,0 +1,199 @@
+package node
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/certs"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/node/operate"
+	"github.com/skeindb/skein/wal"
+)
+
+const (
+	// troubleEvery lies between two looks at what may trouble this node.
+	troubleEvery = 5 * time.Second
+	// clockStep is from when on two readings of the wall clock differ by more than the time between them.
+	clockStep = 500 * time.Millisecond
+	// clockStepKept is for how long a step is told.
+	clockStepKept = time.Hour
+)
+
+// troubles knows since when something troubles this node, and tells it by lines of the log and to operators.
+type troubles struct {
+	log   *zap.Logger
+	clock clock.Clock
+	// certificates are the files of the node's own.
+	certificates []string
+	fsync        func() time.Duration
+	// full says what the node lacks to take writes, "" if nothing.
+	full func() string
+	// lagging counts the watchers that read history, and watchers lists those furthest behind; it is nil without ports.
+	lagging  func() int
+	watchers func() func(most int) *adminpb.WatcherListResponse
+	ends     prometheus.Gauge
+
+	mu sync.Mutex // guards what follows
+	// since when fsyncs are slow, the node is full, watchers lag; 0 while not so.
+	slow, fullSince, lags clock.Time
+	fullWhy               string
+	lag                   operate.Lag
+	// cert ends at until; told is what the log has of it.
+	cert, told  string
+	until       time.Time
+	life        time.Duration
+	now         clock.Time // of the last look, with the wall clock then
+	wall        time.Time
+	step        time.Duration
+	stepped     clock.Time
+	certificate certificateState
+}
+
+// certificateState is how a certificate stands.
+type certificateState uint8
+
+const (
+	certificateHolds certificateState = iota
+	certificateEndsSoon
+	certificateEnded
+)
+
+func newTroubles(c *Core) *troubles {
+	t := &troubles{
+		log: c.log, clock: c.o.Clock, certificates: c.o.Certificates, fsync: c.wal.FsyncP99, full: c.lacks, lagging: c.watches.Lagging,
+		watchers: func() func(int) *adminpb.WatcherListResponse {
+			if f := c.watchers.Load(); f != nil {
+				return *f
+			}
+			return nil
+		},
+		ends: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "skein_certificate_end_timestamp_seconds", Help: "When the first of the node's certificates expires, in seconds since 1970; 0 without one.",
+		}),
+	}
+	if c.o.Registry != nil {
+		c.o.Registry.MustRegister(t.ends)
+	}
+	return t
+}
+
+// lacks says what the node lacks to take writes, "" if nothing.
+func (c *Core) lacks() string {
+	switch {
+	case c.engine.Space() == engine.SpaceFull:
+		return c.engine.SpaceWhy()
+	case c.wal.Space() == wal.SpaceFull:
+		return "the disk of the log has no room"
+	case c.engine.OverQuota():
+		return "the store is above --quota-backend-bytes"
+	}
+	return ""
+}
+
+// look is one look.
+func (t *troubles) look() {
+	slow, full, lag := t.fsync() >= adminapi.FsyncWarning, t.full(), t.whoLags()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now, wall := t.clock.Now(), t.clock.Wall()
+	if step := wall.Sub(t.wall) - now.Sub(t.now); !t.wall.IsZero() && step.Abs() >= clockStep {
+		t.step, t.stepped = step, now
+		t.log.Warn("the clock of this machine was set", zap.Duration("by", step))
+	}
+	t.now, t.wall = now, wall
+	begins(&t.slow, slow, now)
+	begins(&t.fullSince, full != "", now)
+	begins(&t.lags, lag.Watchers > 0, now)
+	t.fullWhy, t.lag = full, lag
+	t.readCertificates()
+	t.tellCertificate(wall)
+}
+
+// begins keeps since when something is so.
+func begins(since *clock.Time, is bool, now clock.Time) {
+	switch {
+	case !is:
+		*since = 0
+	case *since == 0:
+		*since = now
+	}
+}
+
+// whoLags finds the watcher that is furthest behind, if some are.
+func (t *troubles) whoLags() (l operate.Lag) {
+	l.Watchers = t.lagging()
+	list := t.watchers()
+	if l.Watchers == 0 || list == nil {
+		return l
+	}
+	for _, w := range list(1).GetWatchers() {
+		l.Client, l.Behind = w.GetClient(), w.GetBehind()
+	}
+	return l
+}
+
+// readCertificates finds the certificate that ends first. A file that cannot be read is told where it is used.
+func (t *troubles) readCertificates() {
+	t.cert = ""
+	for _, path := range t.certificates {
+		from, until, err := certs.Validity(path)
+		if err == nil && (t.cert == "" || until.Before(t.until)) {
+			t.cert, t.until, t.life = path, until, until.Sub(from)
+		}
+	}
+	if t.cert != "" {
+		t.ends.Set(float64(t.until.Unix()))
+	}
+}
+
+// tellCertificate logs that a certificate has ended, or ends soon: once for each certificate.
+func (t *troubles) tellCertificate(wall time.Time) {
+	state := certificateHolds
+	switch left := t.until.Sub(wall); {
+	case t.cert == "":
+	case left <= 0:
+		state = certificateEnded
+	case adminapi.ExpiresSoon(left, t.life):
+		state = certificateEndsSoon
+	}
+	is := t.cert + t.until.String()
+	if state == t.certificate && is == t.told {
+		return
+	}
+	t.certificate, t.told = state, is
+	at := []zap.Field{zap.String("file", t.cert), zap.Time("end", t.until), zap.String("next", "put another one in its place (skein cert create-node --overwrite): it is taken without a restart")}
+	switch state {
+	case certificateEnded:
+		t.log.Error("a certificate of this node has expired: clients and nodes do not connect to it any more", at...)
+	case certificateEndsSoon:
+		t.log.Warn("a certificate of this node expires soon", at...)
+	case certificateHolds:
+	}
+}
+
+// tell puts into a report what there is.
+func (t *troubles) tell(r *operate.Report) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.clock.Now()
+	age := func(since clock.Time) time.Duration {
+		if since == 0 {
+			return 0
+		}
+		return max(time.Millisecond, now.Sub(since)) // it is so
+	}
+	r.FsyncSlow, r.Full, r.FullWhy, r.Lag = age(t.slow), age(t.fullSince), t.fullWhy, t.lag
+	r.Lag.For = age(t.lags)
+	if t.cert != "" {
+		r.Certificate, r.CertificateLeft, r.CertificateLife = t.cert, t.until.Sub(t.clock.Wall()), t.life
+	}
+	if ago := now.Sub(t.stepped); t.step != 0 && ago < clockStepKept {
+		r.ClockStep, r.ClockStepped = t.step, ago
+	}
+}
