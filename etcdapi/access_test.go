@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"context"
 	"crypto/rand"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -212,6 +213,8 @@ type authRig struct {
 	*rig
 	users *records
 	conn  *grpc.ClientConn
+	// dial connects with the server, whatever the address. Nil is TCP.
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// stale says that the node's view of the rights is too old.
 	stale atomic.Bool
 }
@@ -219,23 +222,53 @@ type authRig struct {
 // newAuthRig serves with users, as setUp makes them.
 func newAuthRig(t testing.TB, change func(*Options)) *authRig {
 	t.Helper()
+	r, withUsers := newUsersRig(t, change)
+	r.rig = newRig(t, "http", withUsers)
+	r.connect(t, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return r
+}
+
+// virtualAuthRig is newAuthRig within a synctest bubble, for what depends on the request timeout: a slow machine uses up none of it.
+func virtualAuthRig(t testing.TB, change func(*Options)) *authRig {
+	t.Helper()
+	r, withUsers := newUsersRig(t, change)
+	r.rig = rigThatWaits(t, func(o *Options) {
+		o.Clock = clock.Virtual()
+		withUsers(o)
+	})
+	l := newQueueListener()
+	r.clients = []boundListener{{Listener: l}}
+	r.dial = func(context.Context, string, string) (net.Conn, error) { return l.dial(), nil }
+	r.serve(t)
+	r.connect(t, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return r.dial(ctx, "tcp", addr) }))
+	return r
+}
+
+// newUsersRig returns a rig without its server, and what gives a server its users.
+func newUsersRig(t testing.TB, change func(*Options)) (*authRig, func(*Options)) {
+	t.Helper()
 	users, records := newUsers()
 	records.setUp(t)
 	r := &authRig{users: records}
 	users.Holds = func() bool { return !r.stale.Load() }
-	r.rig = newRig(t, "http", func(o *Options) {
+	return r, func(o *Options) {
 		o.Users = users
 		if change != nil {
 			change(o)
 		}
-	})
-	records.mu.Lock()
-	records.taken = r.RightsTaken
-	records.mu.Unlock()
+	}
+}
+
+// connect opens a connection to the server, which tells the users' records what it must know.
+func (r *authRig) connect(t testing.TB, opts ...grpc.DialOption) {
+	t.Helper()
+	r.users.mu.Lock()
+	r.users.taken = r.RightsTaken
+	r.users.mu.Unlock()
 	var err error
-	if r.conn, err = grpc.NewClient("passthrough:///"+r.addr(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	if r.conn, err = grpc.NewClient("passthrough:///"+r.addr(), opts...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.conn.Close() })
-	return r
 }

@@ -218,6 +218,18 @@ type rig struct {
 // newRig serves on a free port, and on another one for metrics; scheme is for both.
 func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 	t.Helper()
+	r := rigThatWaits(t, change)
+	u := url.URL{Scheme: scheme, Host: "127.0.0.1:0"}
+	if err := r.Bind([]url.URL{u}, []url.URL{u}); err != nil {
+		t.Fatal(err)
+	}
+	r.serve(t)
+	return r
+}
+
+// rigThatWaits has a server that does not serve yet.
+func rigThatWaits(t testing.TB, change func(*Options)) *rig {
+	t.Helper()
 	r := &rig{alarms: &fakeAlarms{}, kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
 	r.node.leader.Store(0xb)
 	o := Options{Users: everybody(t), KV: r.kv, Alarms: r.alarms, Hashes: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
@@ -226,17 +238,18 @@ func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 	}
 	r.Server = New(o)
 	r.kv.answers = r.opts.Answers
-	u := url.URL{Scheme: scheme, Host: "127.0.0.1:0"}
-	if err := r.Bind([]url.URL{u}, []url.URL{u}); err != nil {
-		t.Fatal(err)
-	}
+	return r
+}
+
+// serve serves until the end of the test.
+func (r *rig) serve(t testing.TB) {
+	t.Helper()
 	r.Start()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		r.Stop(ctx)
 	})
-	return r
 }
 
 func (r *rig) addr() string { return r.ClientAddrs()[0].String() }

@@ -171,17 +171,19 @@ func TestDenialsWithoutPlacement(t *testing.T) {
 
 // AuthStatus and logins end within the request timeout, whatever placement does.
 func TestAuthIsBounded(t *testing.T) {
-	r := newAuthRig(t, func(o *Options) { o.RequestTimeout = 50 * time.Millisecond })
-	unstick := r.users.stick()
-	defer unstick()
-	a := pb.NewAuthClient(r.conn)
-	ctx := t.Context()
-	_, err := a.AuthStatus(ctx, &pb.AuthStatusRequest{})
-	wantError(t, "AuthStatus", err, rpctypes.ErrGRPCTimeout)
-	_, err = a.Authenticate(ctx, &pb.AuthenticateRequest{Name: "u", Password: "u"})
-	wantError(t, "Authenticate", err, rpctypes.ErrGRPCTimeout)
-	_, err = a.UserList(r.users.as(t, "root"), &pb.AuthUserListRequest{})
-	wantError(t, "UserList", err, rpctypes.ErrGRPCNoLeader)
+	synctest.Test(t, func(t *testing.T) {
+		r := virtualAuthRig(t, func(o *Options) { o.RequestTimeout = time.Second })
+		unstick := r.users.stick()
+		defer unstick()
+		a := pb.NewAuthClient(r.conn)
+		ctx := t.Context()
+		_, err := a.AuthStatus(ctx, &pb.AuthStatusRequest{})
+		wantError(t, "AuthStatus", err, rpctypes.ErrGRPCTimeout)
+		_, err = a.Authenticate(ctx, &pb.AuthenticateRequest{Name: "u", Password: "u"})
+		wantError(t, "Authenticate", err, rpctypes.ErrGRPCTimeout)
+		_, err = a.UserList(r.users.as(t, "root"), &pb.AuthUserListRequest{})
+		wantError(t, "UserList", err, rpctypes.ErrGRPCNoLeader)
+	})
 }
 
 // request is a request to keys of user u, by one way.
@@ -200,7 +202,7 @@ func postAs(ctx context.Context, r *authRig, path, body string) error {
 	for _, token := range md.Get(rpctypes.TokenFieldNameGRPC) {
 		q.Header.Set("Authorization", token)
 	}
-	tr := &http.Transport{DisableKeepAlives: true}
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: r.dial}
 	resp, err := tr.RoundTrip(q)
 	if err != nil {
 		return err
@@ -322,24 +324,26 @@ func TestRightsAreTakenWhileARequestIsUnderWay(t *testing.T) {
 func TestWhatWasTakenAwayIsNotHeard(t *testing.T) {
 	for _, q := range requests {
 		t.Run(q.name, func(t *testing.T) {
-			r := newAuthRig(t, func(o *Options) { o.RequestTimeout = 100 * time.Millisecond })
-			r.withSpan(t)
-			ctx := r.users.as(t, "u")
-			r.users.hear(false)
-			r.users.do(t, "delete-user other")
-			var reached atomic.Int32
-			r.kv.ask(func(context.Context) error {
-				reached.Add(1)
-				return kverror.New(kverror.AccessChanged, "a test")
+			synctest.Test(t, func(t *testing.T) {
+				r := virtualAuthRig(t, func(o *Options) { o.RequestTimeout = time.Second })
+				r.withSpan(t)
+				ctx := r.users.as(t, "u")
+				r.users.hear(false)
+				r.users.do(t, "delete-user other")
+				var reached atomic.Int32
+				r.kv.ask(func(context.Context) error {
+					reached.Add(1)
+					return kverror.New(kverror.AccessChanged, "a test")
+				})
+				begin := time.Now()
+				wantError(t, "the request", q.do(ctx, r), rpctypes.ErrGRPCNoLeader)
+				if n, took := reached.Load(), time.Since(begin); n != 1 || took != time.Second {
+					t.Errorf("the keys were asked %d times, and the answer took %v", n, took)
+				}
+				r.kv.ask(nil)
+				r.users.hear(true)
+				wantError(t, "once it is heard", q.do(ctx, r), nil)
 			})
-			begin := time.Now()
-			wantError(t, "the request", q.do(ctx, r), rpctypes.ErrGRPCNoLeader)
-			if n := reached.Load(); n != 1 || time.Since(begin) < 100*time.Millisecond {
-				t.Errorf("the keys were asked %d times, and the answer took %v", n, time.Since(begin))
-			}
-			r.kv.ask(nil)
-			r.users.hear(true)
-			wantError(t, "once it is heard", q.do(ctx, r), nil)
 		})
 	}
 }

@@ -332,13 +332,18 @@ func TestWatchProgressNotify(t *testing.T) {
 	_, o, st := watchRig(t, func(opts *Options) { opts.WatchProgressInterval = 100 * time.Millisecond })
 	must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("a"), ProgressNotify: true})))
 	must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("b")})))
-	recv(t, st)
-	recv(t, st)
-	o.put("z")
-	for resp := recv(t, st); resp.Header.Revision < 2; resp = recv(t, st) {
+	for created, told := 0, false; !told; { // progress may come before the second watcher is there
+		resp := recv(t, st)
+		if resp.Created && !resp.Canceled {
+			if created++; created == 2 {
+				o.put("z")
+			}
+			continue
+		}
 		if len(resp.Events) != 0 || resp.WatchId != 0 || resp.Created || resp.Canceled {
 			t.Fatalf("progress is %v", resp)
 		}
+		told = resp.Header.Revision >= 2
 	}
 }
 
