@@ -30,7 +30,7 @@ func Unused(n int) (ports []int, err error) {
 	for range last - first + 1 {
 		port := stock.next
 		stock.next++
-		if ports = append(ports, port); !unused(port) || !hold(port) {
+		if ports = append(ports, port); !hold(port) || !unused(port) {
 			ports = nil
 		}
 		if len(ports) == n {
