@@ -39,7 +39,7 @@ func unspaced(s string) string { return strings.Join(strings.Fields(s), "") }
 // no error, errors have gRPC's code, and missing methods are 501.
 func TestGateway(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
-	r := newRig(t, "http", nil)
+	r := newRig(t, "http", func(o *Options) { o.MaxRequestBytes = 1 << 10 }) // few bytes are too many
 	header := `{"header":{"cluster_id":"12", "member_id":"11", "revision":"7", "raft_term":"5"}`
 	for _, c := range []struct {
 		path, body string
@@ -56,8 +56,8 @@ func TestGateway(t *testing.T) {
 		},
 		{"/v3/kv/put", `{}`, nil, 400, `{"code":3, "message":"etcdserver: key is not provided"}`},
 		{"/v3/kv/put", `{"key":`, nil, 400, `"code":3`},
-		{"/v3/kv/put", `{"key":"Zm9v","value":"` + strings.Repeat("YmFy", 2<<20) + `"}`, nil, 429, `{"code":8,"message":"grpc: received message larger than max (6291466 vs. 2097152)"`},
-		{"/v3/kv/put", `{"key":"Zm9v","value":"` + strings.Repeat("YmFy", 10<<20) + `"}`, nil, 400, `http:request body too large`},
+		{"/v3/kv/put", `{"key":"Zm9v","value":"` + strings.Repeat("YmFy", 256<<10) + `"}`, nil, 429, `{"code":8,"message":"grpc: received message larger than max (786441 vs. 525312)"`},
+		{"/v3/kv/put", `{"key":"Zm9v","value":"` + strings.Repeat("YmFy", 3<<20) + `"}`, nil, 400, `http:request body too large`},
 		{"/v3/auth/authenticate", `{}`, nil, 400, `{"code":9, "message":"etcdserver: authentication is not enabled"}`},
 		{"/v3/lock/lock", `{"name":"Zm9v"}`, nil, 501, `"code":12`},
 		{"/v3/nothing", `{}`, nil, 404, `"code":5`},

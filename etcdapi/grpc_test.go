@@ -37,7 +37,8 @@ import (
 // TestErrorTexts: every kind of error arrives at clientv3 as etcd's own error value if etcd has
 // one, and with the table's code and text otherwise.
 func TestErrorTexts(t *testing.T) {
-	r := newRig(t, "http", nil)
+	// One of the errors is answered when rights that were taken away are not heard of in time.
+	r := newRig(t, "http", func(o *Options) { o.RequestTimeout = time.Millisecond })
 	c := r.client(t, clientv3.Config{})
 	for _, row := range kverror.Table() {
 		r.kv.set(kverror.New(row.Kind, ""), false)
