@@ -4,6 +4,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
@@ -24,6 +25,9 @@ func TestWatchers(t *testing.T) {
 	} {
 		cfg := smallConfig(serve(t, &fakekv.Store{Copies: c.copies}))
 		cfg.Verify, cfg.Fill, cfg.Keys, cfg.Total, cfg.Watchers = false, true, 10, 30, 2
+		if c.lost > 0 {
+			cfg.Timeout = 3 * time.Second // it is waited for what never comes
+		}
 		r, err := Run(t.Context(), cfg, io.Discard)
 		if err != nil {
 			t.Fatal(err)

@@ -101,7 +101,7 @@ func TestKubernetesFindings(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		copies func(*mvccpb.Event) int
-		edit   func(kvs map[string]*mvccpb.KeyValue) // after 2,000 requests
+		edit   func(kvs map[string]*mvccpb.KeyValue) // after 1,000 requests
 		want   string                                // none: no finding
 		check  func(*Watched) bool
 	}{
@@ -116,14 +116,15 @@ func TestKubernetesFindings(t *testing.T) {
 			s := &fakekv.Store{Copies: c.copies}
 			s.After = func(_ context.Context, n int64) error {
 				switch {
-				case n == 2000 && c.edit != nil:
+				case n == 1000 && c.edit != nil:
 					s.Edit(c.edit)
-				case n > 700 && n%100 == 3:
+				case n > 300 && n%100 == 3:
 					return status.Error(codes.Unavailable, "the answer was lost")
 				}
 				return nil
 			}
 			cfg := kubeConfig(serve(t, s))
+			cfg.Kubernetes.Pods, cfg.Total = 150, 1500
 			if c.check == nil {
 				cfg.Kubernetes.Mix, cfg.Kubernetes.Watchers = "status=1", 0
 			}
