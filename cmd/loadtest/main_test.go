@@ -106,7 +106,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}, {"report", "--help"}, {"merge", "--help"}} {
+	for _, args := range [][]string{{}, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}, {"report", "--help"}, {"merge", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
