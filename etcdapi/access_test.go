@@ -232,17 +232,23 @@ func newAuthRig(t testing.TB, change func(*Options)) *authRig {
 func virtualAuthRig(t testing.TB, change func(*Options)) *authRig {
 	t.Helper()
 	r, withUsers := newUsersRig(t, change)
-	r.rig = rigThatWaits(t, func(o *Options) {
-		o.Clock = clock.Virtual()
-		withUsers(o)
-	})
-	l := newQueueListener()
-	r.clients = []boundListener{{Listener: l}}
-	r.dial = func(context.Context, string, string) (net.Conn, error) { return l.dial(), nil }
-	r.serve(t)
+	r.rig, r.dial = virtualRig(t, withUsers)
 	r.connect(t, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return r.dial(ctx, "tcp", addr) }))
 	return r
+}
+
+// virtualRig serves within a synctest bubble. dial connects with it, whatever the address.
+func virtualRig(t testing.TB, change func(*Options)) (r *rig, dial func(ctx context.Context, network, addr string) (net.Conn, error)) {
+	t.Helper()
+	r = rigThatWaits(t, func(o *Options) {
+		o.Clock = clock.Virtual()
+		change(o)
+	})
+	l := newQueueListener()
+	r.clients = []boundListener{{Listener: l}}
+	r.serve(t)
+	return r, func(context.Context, string, string) (net.Conn, error) { return l.dial(), nil }
 }
 
 // newUsersRig returns a rig without its server, and what gives a server its users.
