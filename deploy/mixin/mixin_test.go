@@ -177,12 +177,16 @@ func TestAlertsAreExplained(t *testing.T) {
 	}
 }
 
-// tool returns the path of a program, and leaves the test out where it is missing.
+// tool returns the path of a program. Where it is missing the test is left out, or fails with SKEIN_NOTHING_LEFT_OUT.
 func tool(t *testing.T, name, pack string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		t.Skipf("%s is missing (Debian has it in the package %s)", name, pack)
+		leave := t.Skipf
+		if os.Getenv("SKEIN_NOTHING_LEFT_OUT") != "" {
+			leave = t.Fatalf
+		}
+		leave("left out: %s is missing (Debian has it in the package %s)", name, pack)
 	}
 	return path
 }
