@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -208,34 +209,36 @@ func TestLocksOfAUserMadeAnew(t *testing.T) {
 
 // The rights of a user who waits for a lock are taken away. The call ends with an error, and gets no lock.
 func TestALockOfAUserWithoutRights(t *testing.T) {
-	r := newAuthRig(t, func(o *Options) {
-		everyService(t)(o)
-		o.RequestTimeout = time.Second
-	})
-	// A lock that u may not write is refused at once, whatever u did before.
-	locks := v3lockpb.NewLockClient(r.conn)
-	_, err := locks.Lock(r.users.as(t, "u"), &v3lockpb.LockRequest{Name: []byte("foreign"), Lease: 5})
-	wantError(t, "a foreign lock", err, rpctypes.ErrGRPCPermissionDenied)
-	_, err = locks.Lock(t.Context(), &v3lockpb.LockRequest{Name: []byte("k"), Lease: 5})
-	wantError(t, "nobody's lock", err, rpctypes.ErrGRPCUserEmpty)
-	ctx, cancel := context.WithCancel(r.users.as(t, "u"))
-	defer cancel()
-	var once sync.Once
-	r.users.do(t, "permit own rw k/ l", "user x")
-	r.kv.ask(func(context.Context) error {
-		taken := false
-		once.Do(func() {
-			r.users.do(t, "forbid own k/ l")
-			taken = true
+	synctest.Test(t, func(t *testing.T) {
+		r := virtualAuthRig(t, func(o *Options) {
+			everyService(t)(o)
+			o.RequestTimeout = time.Second
 		})
-		if taken {
-			return kverror.New(kverror.AccessChanged, "a test")
+		// A lock that u may not write is refused at once, whatever u did before.
+		locks := v3lockpb.NewLockClient(r.conn)
+		_, err := locks.Lock(r.users.as(t, "u"), &v3lockpb.LockRequest{Name: []byte("foreign"), Lease: 5})
+		wantError(t, "a foreign lock", err, rpctypes.ErrGRPCPermissionDenied)
+		_, err = locks.Lock(t.Context(), &v3lockpb.LockRequest{Name: []byte("k"), Lease: 5})
+		wantError(t, "nobody's lock", err, rpctypes.ErrGRPCUserEmpty)
+		ctx, cancel := context.WithCancel(r.users.as(t, "u"))
+		defer cancel()
+		var once sync.Once
+		r.users.do(t, "permit own rw k/ l", "user x")
+		r.kv.ask(func(context.Context) error {
+			taken := false
+			once.Do(func() {
+				r.users.do(t, "forbid own k/ l")
+				taken = true
+			})
+			if taken {
+				return kverror.New(kverror.AccessChanged, "a test")
+			}
+			return nil
+		})
+		_, err = locks.Lock(ctx, &v3lockpb.LockRequest{Name: []byte("k"), Lease: 5})
+		wantError(t, "a lock whose right is taken away", err, rpctypes.ErrGRPCPermissionDenied)
+		if n := r.kv.called(); n != 1 {
+			t.Errorf("%d requests have come to the keys", n)
 		}
-		return nil
 	})
-	_, err = locks.Lock(ctx, &v3lockpb.LockRequest{Name: []byte("k"), Lease: 5})
-	wantError(t, "a lock whose right is taken away", err, rpctypes.ErrGRPCPermissionDenied)
-	if n := r.kv.called(); n != 1 {
-		t.Errorf("%d requests have come to the keys", n)
-	}
 }

@@ -369,54 +369,56 @@ func TestSerializableReads(t *testing.T) {
 	}
 	for name, read := range reads {
 		t.Run(name, func(t *testing.T) {
-			r := newAuthRig(t, func(o *Options) { o.RequestTimeout = time.Second })
-			r.withSpan(t)
-			r.kv.value, r.kv.parts = []byte("secret"), 3
-			ctx := r.users.as(t, "u")
-			refused := func(what string, want error) {
-				t.Helper()
-				n, err := read(ctx, r)
-				wantError(t, what, err, want)
-				if err != nil && n != 0 {
-					t.Errorf("%s: %d parts of the answer all the same", what, n)
-				}
-			}
-			refused("allowed", nil)
-			r.stale.Store(true)
-			refused("a stale view", rpctypes.ErrGRPCNoLeader)
-			_, err := pb.NewKVClient(r.conn).Range(ctx, &pb.RangeRequest{Key: []byte("k")})
-			wantError(t, "a linearizable read with a stale view", err, nil)
-			r.users.do(t, "disable")
-			refused("a stale view without checks", nil)
-			r.users.do(t, "enable")
-			ctx = r.users.as(t, "u")
-			r.stale.Store(false)
-			refused("allowed again", nil)
-			answer := func(what string, then func()) int32 {
-				var asked atomic.Int32
-				r.kv.ask(func(context.Context) error {
-					if asked.Add(1) == 1 {
-						then()
+			synctest.Test(t, func(t *testing.T) {
+				r := virtualAuthRig(t, func(o *Options) { o.RequestTimeout = time.Second })
+				r.withSpan(t)
+				r.kv.value, r.kv.parts = []byte("secret"), 3
+				ctx := r.users.as(t, "u")
+				refused := func(what string, want error) {
+					t.Helper()
+					n, err := read(ctx, r)
+					wantError(t, what, err, want)
+					if err != nil && n != 0 {
+						t.Errorf("%s: %d parts of the answer all the same", what, n)
 					}
-					return nil
-				})
-				defer r.kv.ask(nil)
-				var want error
-				switch what {
-				case "own right":
-					want = rpctypes.ErrGRPCPermissionDenied
-				case "stale meanwhile":
-					want = rpctypes.ErrGRPCNoLeader
 				}
-				refused(what, want)
-				return asked.Load()
-			}
-			if n := answer("another's right", func() { r.users.do(t, "delete-user other") }); n != 2 {
-				t.Errorf("read %d times after another's right was taken away meanwhile", n)
-			}
-			answer("stale meanwhile", func() { r.stale.Store(true) })
-			r.stale.Store(false)
-			answer("own right", func() { r.users.do(t, "revoke u span", "revoke u own") })
+				refused("allowed", nil)
+				r.stale.Store(true)
+				refused("a stale view", rpctypes.ErrGRPCNoLeader)
+				_, err := pb.NewKVClient(r.conn).Range(ctx, &pb.RangeRequest{Key: []byte("k")})
+				wantError(t, "a linearizable read with a stale view", err, nil)
+				r.users.do(t, "disable")
+				refused("a stale view without checks", nil)
+				r.users.do(t, "enable")
+				ctx = r.users.as(t, "u")
+				r.stale.Store(false)
+				refused("allowed again", nil)
+				answer := func(what string, then func()) int32 {
+					var asked atomic.Int32
+					r.kv.ask(func(context.Context) error {
+						if asked.Add(1) == 1 {
+							then()
+						}
+						return nil
+					})
+					defer r.kv.ask(nil)
+					var want error
+					switch what {
+					case "own right":
+						want = rpctypes.ErrGRPCPermissionDenied
+					case "stale meanwhile":
+						want = rpctypes.ErrGRPCNoLeader
+					}
+					refused(what, want)
+					return asked.Load()
+				}
+				if n := answer("another's right", func() { r.users.do(t, "delete-user other") }); n != 2 {
+					t.Errorf("read %d times after another's right was taken away meanwhile", n)
+				}
+				answer("stale meanwhile", func() { r.stale.Store(true) })
+				r.stale.Store(false)
+				answer("own right", func() { r.users.do(t, "revoke u span", "revoke u own") })
+			})
 		})
 	}
 }
