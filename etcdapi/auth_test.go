@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -282,7 +281,7 @@ func TestClientLogsIn(t *testing.T) {
 		if !enabled {
 			continue
 		}
-		_, err = clientv3.New(clientv3.Config{Endpoints: []string{r.addr()}, Username: "u", Password: "wrong", DialTimeout: 5 * time.Second})
+		_, err = clientv3.New(clientv3.Config{Endpoints: []string{r.addr()}, Username: "u", Password: "wrong"})
 		if rpctypes.ErrorDesc(err) != rpctypes.ErrorDesc(rpctypes.ErrGRPCAuthFailed) {
 			t.Errorf("a wrong password: %v", err)
 		}
