@@ -247,7 +247,7 @@ func TestRotOnTwoNodesIsRebuilt(t *testing.T) {
 		for i, key := range keys {
 			wg.Go(func() {
 				// A write under way is waited for: whether it is done is known then.
-				for last := time.Now(); ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+				for last := time.Now(); ctx.Err() == nil; time.Sleep(fewer(5*time.Millisecond, 50*time.Millisecond)) {
 					if _, err := r.nodes[2].put(r.t.Context(), key, fmt.Sprint(wrote[i])); err == nil {
 						wrote[i]++
 						longest[i], last = max(longest[i], time.Since(last)), time.Now()
