@@ -16,6 +16,9 @@ import (
 // TestPython runs the client of examples/python, as its first lines and docs/PIPE.md say. So whoever knows only these can use the
 // pipe. Where protoc or Python's grpcio is missing it is left out, or fails with SKEIN_NOTHING_LEFT_OUT.
 func TestPython(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes, one of which it builds")
+	}
 	protoc, err := exec.LookPath("protoc")
 	if err != nil {
 		leaveOut(t, "%v: Debian has it as protobuf-compiler", err)
