@@ -125,7 +125,7 @@ func TestMirrorDocument(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "mirror")
 	replace := []string{"http://127.0.0.1:4379", source, "http://127.0.0.1:2379", into, "/var/lib/skein-mirror", dir}
 	fill(t, client, "a")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // which bounds only a test that hangs
 	defer cancel()
 	port, err := ports.Unused(1)
 	if err != nil {
@@ -202,7 +202,7 @@ func scraped(ctx context.Context, t *testing.T, address string) string {
 func TestMirrorTakesLeasesBack(t *testing.T) {
 	source, client := runningCluster(t, 1)
 	into, target := runningCluster(t, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // which bounds only a test that hangs
 	defer cancel()
 	granted := func(key string) clientv3.LeaseID {
 		l, err := client.Grant(ctx, 3000)
