@@ -92,7 +92,7 @@ func TestKubernetesFindings(t *testing.T) {
 	}
 	of := func(n int, prefix string) func(e *mvccpb.Event) int {
 		return func(e *mvccpb.Event) int {
-			if e.Kv.ModRevision%500 == 77 && strings.HasPrefix(string(e.Kv.Key), prefix) {
+			if e.Kv.ModRevision%200 == 77 && strings.HasPrefix(string(e.Kv.Key), prefix) {
 				return n
 			}
 			return 1
