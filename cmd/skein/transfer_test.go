@@ -288,9 +288,9 @@ func TestRestoreAsNew(t *testing.T) {
 	url, client := runningCluster(t, 3)
 	dir := "file://" + filepath.Join(t.TempDir(), "backups")
 	ctx := t.Context()
-	put := func(key, value string, o ...clientv3.OpOption) {
+	put := func(key, value string) {
 		t.Helper()
-		if _, err := client.Put(ctx, key, value, o...); err != nil {
+		if _, err := client.Put(ctx, key, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -304,9 +304,18 @@ func TestRestoreAsNew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 300 {
-		put(fmt.Sprintf("p/%03d", i), "old")
-		put(fmt.Sprintf("p/%03d", i), fmt.Sprint("v", i), clientv3.WithLease(l.ID))
+	for from := 0; from < 300; from += 100 { // a transaction each: as many puts take a minute on a busy disk
+		var older, newer []clientv3.Op
+		for i := from; i < from+100; i++ {
+			key := fmt.Sprintf("p/%03d", i)
+			older = append(older, clientv3.OpPut(key, "old"))
+			newer = append(newer, clientv3.OpPut(key, fmt.Sprint("v", i), clientv3.WithLease(l.ID)))
+		}
+		for _, ops := range [][]clientv3.Op{older, newer} {
+			if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	remove("p/00")
 	put("o/1", "old")
