@@ -10,7 +10,6 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/series"
-	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -27,10 +26,8 @@ type charted struct{ c *Core }
 func (m charted) Series(ctx context.Context, afterUnixMs int64) (*adminpb.SeriesResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, seriesTimeout)
 	defer cancel()
-	var nodes []fsm.Node
-	if known, _ := m.c.client.WatchMap(); known != nil {
-		nodes = known.NodeTable()
-	}
+	known, _ := m.c.client.WatchMap()
+	nodes := m.c.nodesOf(known)
 	out := &adminpb.SeriesResponse{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup

@@ -62,3 +62,40 @@ func TestSeriesOfAllNodes(t *testing.T) {
 		}
 	})
 }
+
+// A node that starts without a quorum may have no map: it shows itself, and that the others do not answer.
+func TestSeriesWithoutAMap(t *testing.T) {
+	measures := func(o *Options) {
+		reg := prometheus.NewRegistry()
+		o.Registry, o.Gatherer = reg, reg
+	}
+	bubble(t, 4, nil, measures, func(r *rig) {
+		time.Sleep(35 * time.Second)
+		r.crash(r.nodes...)
+		without := 0
+		for _, n := range r.nodes { // one of them has no replica of the placement group
+			r.start(n)
+			time.Sleep(35 * time.Second)
+			if known, _ := n.core.client.WatchMap(); known == nil {
+				without++
+			}
+			s, err := n.core.Admin().Series(r.t.Context(), 0)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			own := 0
+			for _, row := range s.GetNodes() {
+				if row.GetError() == "" && len(row.GetUnixMs()) >= 3 {
+					own++
+				}
+			}
+			if own != 1 || len(s.GetNodes()) != 4 {
+				r.t.Errorf("%d of %d nodes have points", own, len(s.GetNodes()))
+			}
+			r.crash(n)
+		}
+		if without != 1 {
+			r.t.Errorf("%d nodes have no map", without)
+		}
+	})
+}

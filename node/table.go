@@ -200,3 +200,17 @@ func (c *Core) othersOf(nodes []fsm.Node) []keyspace.NodeID {
 	}
 	return ids
 }
+
+// nodesOf are the nodes by the map. Without one, which is until the node has heard of the cluster, these are those that it knew at its
+// start, and itself.
+func (c *Core) nodesOf(known *fsm.Map) []fsm.Node {
+	if known != nil {
+		return known.NodeTable()
+	}
+	nodes := slices.Clone(c.nodes)
+	own := func(n fsm.Node) bool { return n.ID == c.o.Self }
+	if i := slices.IndexFunc(nodes, own); i < 0 || !nodes[i].State.Started() {
+		nodes = append(slices.DeleteFunc(nodes, own), fsm.Node{ID: c.o.Self, Name: c.o.Name, State: fsm.NodeServing})
+	}
+	return nodes
+}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -42,7 +40,7 @@ func (m watched) Watchers(ctx context.Context, only string, most int) (*adminpb.
 	ctx, cancel := context.WithTimeout(ctx, watchersTimeout)
 	defer cancel()
 	known, _ := m.c.client.WatchMap()
-	nodes := m.nodes(known)
+	nodes := m.c.nodesOf(known)
 	question := []byte(strconv.Itoa(most))
 	out, asked := &adminpb.WatcherListResponse{}, 0
 	var mu sync.Mutex // guards out
@@ -83,20 +81,6 @@ func (m watched) Watchers(ctx context.Context, only string, most int) (*adminpb.
 		}
 	}
 	return nil, &adminapi.Refusal{Reason: fmt.Sprintf("there is no node %q", only), NextStep: "skein node list shows the nodes"}
-}
-
-// nodes are the nodes by the map. Without one, which is until the node has heard of the cluster, these are those that it knew at its
-// start, and itself.
-func (m watched) nodes(known *fsm.Map) []fsm.Node {
-	if known != nil {
-		return known.NodeTable()
-	}
-	nodes := slices.Clone(m.c.nodes)
-	own := func(n fsm.Node) bool { return n.ID == m.c.o.Self }
-	if i := slices.IndexFunc(nodes, own); i < 0 || !nodes[i].State.Started() {
-		nodes = append(slices.DeleteFunc(nodes, own), fsm.Node{ID: m.c.o.Self, Name: m.c.o.Name, State: fsm.NodeServing})
-	}
-	return nodes
 }
 
 func (m watched) ask(ctx context.Context, node keyspace.NodeID, question []byte) ([]byte, error) {

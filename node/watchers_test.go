@@ -121,7 +121,7 @@ func TestWatchersAreCut(t *testing.T) {
 }
 
 // A node that has not heard of the cluster since its start asks the nodes that it knew, and itself.
-func TestWatchersWithoutAMap(t *testing.T) {
+func TestNodesWithoutAMap(t *testing.T) {
 	table := []fsm.Node{{ID: 1, Name: "n1", State: fsm.NodeServing}, {ID: 2, Name: "n2", State: fsm.NodeServing}}
 	for _, c := range []struct {
 		self keyspace.NodeID
@@ -134,7 +134,7 @@ func TestWatchersWithoutAMap(t *testing.T) {
 		{3, nil, "[own]"},
 	} {
 		var got []string
-		for _, n := range (watched{&Core{o: Options{Self: c.self, Name: "own"}, nodes: c.knew}}).nodes(nil) {
+		for _, n := range (&Core{o: Options{Self: c.self, Name: "own"}, nodes: c.knew}).nodesOf(nil) {
 			if n.State.Started() {
 				got = append(got, n.Name)
 			}
