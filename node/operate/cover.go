@@ -8,21 +8,29 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
+// present returns the newest descriptor of each range, in the order in which ranges come first.
+func present(said []keyspace.Descriptor) []keyspace.Descriptor {
+	at := make(map[keyspace.RangeID]int, len(said))
+	all := make([]keyspace.Descriptor, 0, len(said))
+	for i := range said {
+		d := &said[i]
+		if j, ok := at[d.Range]; !ok {
+			at[d.Range] = len(all)
+			all = append(all, *d)
+		} else if d.Newer(&all[j]) {
+			all[j] = *d
+		}
+	}
+	return all
+}
+
 // cover merges the descriptors from placement and from replicas of about one moment. It returns
 // the present ranges in key order, and the spans without a known range. For each key generations
 // only grow, so a key belongs to the range with the highest known generation. If that range has
 // lost a part of its span, the new holder of the part is unknown.
 func cover(said []keyspace.Descriptor) (ranges []keyspace.Descriptor, missing []keyspace.Span) {
-	newest := map[keyspace.RangeID]keyspace.Descriptor{}
-	for _, d := range said {
-		if old, ok := newest[d.Range]; !ok || d.Newer(&old) {
-			newest[d.Range] = d
-		}
-	}
-	all := make([]keyspace.Descriptor, 0, len(newest))
-	for _, d := range newest {
-		all = append(all, d)
-	}
+	all := present(said)
+	ranges = make([]keyspace.Descriptor, 0, len(all))
 	slices.SortFunc(all, func(a, b keyspace.Descriptor) int {
 		return cmp.Or(bytes.Compare(a.Span.Start, b.Span.Start), cmp.Compare(a.Range, b.Range))
 	})

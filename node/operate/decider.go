@@ -38,9 +38,11 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 	}
 	for i := range v.ranges {
 		d := v.ranges[i]
-		c.PutRange(decide.Range{
-			Descriptor: d, Leader: v.leaders[d.Range], Bytes: v.led[d.Range].Bytes, Quarantined: closedOf(&d, v.reports),
-		})
+		r := decide.Range{Descriptor: d, Leader: v.leaders[d.Range], Quarantined: closedOf(&d, v.reports)}
+		if s := v.led[d.Range]; s != nil {
+			r.Bytes = s.Bytes
+		}
+		c.PutRange(r)
 	}
 	return c
 }

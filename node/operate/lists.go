@@ -71,7 +71,7 @@ func (v *clusterView) row(n *fsm.Node) *adminpb.Node {
 	r := &adminpb.Node{
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
 		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
-		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+		Ranges: v.holds(n.ID), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
 		Quarantined: int64(len(v.reports[n.ID].Quarantined)),
 	}
 	if v.dead(n) {

@@ -41,8 +41,11 @@ type clusterView struct {
 	// without a known range. led is what the leaders say, leaders who they are.
 	ranges  []keyspace.Descriptor
 	missing []keyspace.Span
-	led     map[keyspace.RangeID]shard.Summary
+	led     map[keyspace.RangeID]*shard.Summary
 	leaders map[keyspace.RangeID]keyspace.NodeID
+	// at has the index of each range in ranges, on those of the ranges with a replica on a node.
+	at map[keyspace.RangeID]int
+	on map[keyspace.NodeID][]int
 	// stopped are the ranges without a quorum, whoever takes himself for their leader: a range at rest notices nothing.
 	stopped map[keyspace.RangeID]bool
 	// placement is the placement group's state, without replicas where nobody could say.
@@ -139,13 +142,8 @@ func (a *Admin) look(ctx context.Context, v *clusterView) error {
 	}
 	a.ask(ctx, v)
 	v.hearLeaders()
-	said := slices.Clone(mapped)
-	for _, l := range v.lists {
-		for _, s := range l {
-			said = append(said, s.Descriptor)
-		}
-	}
-	v.ranges, v.missing = cover(said)
+	v.ranges, v.missing = cover(v.said(mapped))
+	v.index()
 	v.stopped = map[keyspace.RangeID]bool{}
 	for i := range v.ranges {
 		if d := &v.ranges[i]; !d.HasQuorum(v.up(d)) {
@@ -155,19 +153,48 @@ func (a *Admin) look(ctx context.Context, v *clusterView) error {
 	return nil
 }
 
+// said returns the map's descriptors and those of replicas that are newer, or not in it. Nearly all are the map's.
+func (v *clusterView) said(mapped []keyspace.Descriptor) []keyspace.Descriptor {
+	known := make(map[keyspace.RangeID]*keyspace.Descriptor, len(mapped))
+	for i := range mapped {
+		known[mapped[i].Range] = &mapped[i]
+	}
+	all := slices.Clip(mapped) // which is not written to
+	for _, l := range v.lists {
+		for i := range l {
+			if d := &l[i].Descriptor; known[d.Range] == nil || d.Newer(known[d.Range]) {
+				all = append(all, *d)
+			}
+		}
+	}
+	return all
+}
+
+// index makes at and on.
+func (v *clusterView) index() {
+	v.at, v.on = make(map[keyspace.RangeID]int, len(v.ranges)), map[keyspace.NodeID][]int{}
+	for i := range v.ranges {
+		v.at[v.ranges[i].Range] = i
+		for _, r := range v.ranges[i].Replicas {
+			v.on[r.Node] = append(v.on[r.Node], i)
+		}
+	}
+}
+
 // hearLeaders takes from the lists who leads, or is taken for who does.
 func (v *clusterView) hearLeaders() {
-	v.led, v.leaders = map[keyspace.RangeID]shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
+	v.led, v.leaders = map[keyspace.RangeID]*shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
 	for node, l := range v.lists {
-		for _, s := range l {
-			if s.IsLeader {
+		for i := range l {
+			if s := &l[i]; s.IsLeader {
 				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
 			}
 		}
 	}
 	v.supposed = map[keyspace.NodeID]map[keyspace.RangeID]bool{}
 	for _, l := range v.lists {
-		for _, s := range l {
+		for i := range l {
+			s := &l[i]
 			if _, led := v.leaders[s.Descriptor.Range]; led || s.LeaderNode == 0 {
 				continue
 			}
@@ -315,19 +342,31 @@ func (v *clusterView) ledBy(n keyspace.NodeID) map[keyspace.RangeID]bool {
 // leaders, or by its own word.
 func (v *clusterView) held(n keyspace.NodeID) []keyspace.Descriptor {
 	var ds []keyspace.Descriptor
-	in := map[keyspace.RangeID]bool{}
-	for i := range v.ranges {
-		if _, ok := v.ranges[i].ReplicaOn(n); ok {
-			ds = append(ds, v.ranges[i])
-			in[v.ranges[i].Range] = true
-		}
+	for _, i := range v.on[n] {
+		ds = append(ds, v.ranges[i])
 	}
-	for _, s := range v.lists[n] {
-		if !in[s.Descriptor.Range] {
-			ds = append(ds, s.Descriptor)
-		}
-	}
+	v.besides(n, func(d *keyspace.Descriptor) { ds = append(ds, *d) })
 	return ds
+}
+
+// holds counts what held returns.
+func (v *clusterView) holds(n keyspace.NodeID) int64 {
+	count := len(v.on[n])
+	v.besides(n, func(*keyspace.Descriptor) { count++ })
+	return int64(count)
+}
+
+// besides has yield see the ranges of which a node has a replica by its own word alone.
+func (v *clusterView) besides(n keyspace.NodeID, yield func(*keyspace.Descriptor)) {
+	for i := range v.lists[n] {
+		d := &v.lists[n][i].Descriptor
+		if at, ok := v.at[d.Range]; ok {
+			if _, holds := v.ranges[at].ReplicaOn(n); holds {
+				continue
+			}
+		}
+		yield(d)
+	}
 }
 
 func (a *Admin) report(ctx context.Context, node keyspace.NodeID) (Report, error) {
