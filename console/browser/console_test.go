@@ -62,7 +62,7 @@ func TestPages(t *testing.T) {
 	b.until("the keys are counted in a tile", `[...document.querySelectorAll(".tile")].some((e) => e.innerText.includes("Keys") && e.querySelector(".figure").innerText === "255")`)
 	b.both("overview")
 
-	b.press("2")
+	b.press("3")
 	b.shows("Leader", "Writes/s", "8 in all")
 	b.both("ranges")
 	b.script(`document.querySelector("tbody tr").focus()`)
@@ -78,7 +78,7 @@ func TestPages(t *testing.T) {
 	b.shows("No range matches.")
 
 	b.script(`document.activeElement.blur()`)
-	b.press("3")
+	b.press("4")
 	b.shows("Fsync p99", "Build", "serving")
 	b.both("nodes")
 	b.click("n2")
@@ -86,15 +86,15 @@ func TestPages(t *testing.T) {
 	b.both("node")
 	b.press(kb.Escape)
 
-	b.press("4")
+	b.press("5")
 	b.shows("Nothing is being moved", "Voters of each range", "There is no alarm.")
 	b.both("operations")
 
-	b.press("5")
+	b.press("7")
 	b.shows("Watchers behind", "/locks/leader", "Granted")
 	b.both("watchers")
 
-	b.press("6")
+	b.press("8")
 	b.shows("/registry/pods/default/web-100", "/config/limits", "255 in all")
 	b.both("keys")
 	if _, err := c.Put(t.Context(), "/a/live/key", "1"); err != nil {
