@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/embedtest"
+	"github.com/skeindb/skein/internal/measure"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -136,6 +137,7 @@ func BenchmarkNew(b *testing.B) {
 	for _, nodes := range []int{1, 3} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
 			var started time.Duration
+			cpu := measure.CPU()
 			for b.Loop() {
 				s, began := &scope{TB: b}, time.Now()
 				embedtest.New(s, embedtest.Nodes(nodes))
@@ -143,6 +145,7 @@ func BenchmarkNew(b *testing.B) {
 				s.end()
 			}
 			b.ReportMetric(float64(started.Milliseconds())/float64(b.N), "ms-started")
+			b.ReportMetric(float64(measure.CPU()-cpu)/float64(b.N)/1e6, "cpu-ms/op")
 		})
 	}
 }
