@@ -251,7 +251,6 @@ func newStory(t *testing.T) *story {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-
 	t.Chdir(dir)
 	s := &story{t: t, nodes: map[string]*exec.Cmd{}, flags: map[string]string{}}
 	for i, port := range []int{12379, 22379, 32379, 42379, 52379, 12380, 22380, 32380, 42380, 52380, 23790, 4317} {

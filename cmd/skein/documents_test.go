@@ -170,8 +170,8 @@ func isCommand(t *testing.T, line string) {
 	}
 }
 
-// TestDocumentsCommands: the commands of all documents, in blocks and in sentences, are skein's. Other tests run those of
-// some documents.
+// TestDocumentsCommands: the commands of all documents, in blocks and in sentences, are skein's. TestDocumentedCommandsRun runs
+// those of the blocks.
 func TestDocumentsCommands(t *testing.T) {
 	documents, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
