@@ -58,6 +58,21 @@ func (s *Server) identify(ctx context.Context) (*auth.Caller, error) {
 	return s.opts.Users.Gate.Identify(ctx, claim)
 }
 
+// noWait is a context with another one's values, which has ended: nobody waits in it.
+type noWait struct{ context.Context }
+
+var past = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Done implements context.Context.
+func (noWait) Done() <-chan struct{} { return past }
+
+// Err implements context.Context.
+func (noWait) Err() error { return context.Canceled }
+
 // allowed returns who sends the request, if the check allows it. A denial follows the rights of a moment after
 // the call: whoever was told that a right was granted has it at every node. It takes the request timeout at most:
 // a stream has no bound of its own, and a token may be ahead of this node.
@@ -169,8 +184,12 @@ func (s *Server) held(c *auth.Caller) error {
 // again runs a call until it is not refused any more for rights that were taken away after the caller was checked.
 // Each run checks anew. Such a refusal has changed nothing.
 func (s *Server) again(ctx context.Context, run func(context.Context) error) error {
-	for {
-		before := s.opts.Users.Gate.View() // the run is checked by it, or by a newer one
+	return s.againFrom(ctx, s.opts.Users.Gate.View(), run)
+}
+
+// againFrom is again. The first run is checked by the view, or by a newer one.
+func (s *Server) againFrom(ctx context.Context, before *auth.View, run func(context.Context) error) error {
+	for ; ; before = s.opts.Users.Gate.View() {
 		err := run(ctx)
 		if !kverror.IsAccessChanged(err) {
 			return err

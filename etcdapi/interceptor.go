@@ -13,9 +13,11 @@ import (
 	_ "google.golang.org/grpc/encoding/gzip" // clients may compress what they send, as with etcd
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi/stages"
 )
 
@@ -52,44 +54,123 @@ func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, er
 
 // unary wraps every unary call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	watch := clock.StartStopwatch()
-	m := s.methods[info.FullMethod]
-	m.started.Inc()
-	m.received.Inc()
-	var span *spanAnswer
+	return s.comes(ctx, req, info.FullMethod).serve(handler)
+}
+
+// unaryCall is a unary call under way.
+type unaryCall struct {
+	s      *Server
+	ctx    context.Context //nolint:containedctx // it is the call's
+	method string
+	m      *methodMetrics
+	req    any
+	watch  clock.Stopwatch
+	traced bool
+	// refused is why the call was not admitted.
+	refused error
+	audit   *begun
+	// span is where a Range of a span leaves its answer, nil for other calls.
+	span *spanAnswer
+	call *stages.Call
+	// first, if not nil, waits for the answer of what was begun already, by a caller who was checked by the view or a newer one.
+	first func() (any, error)
+	view  *auth.View
+}
+
+// comes begins a unary call. It is served once.
+func (s *Server) comes(ctx context.Context, req any, method string) *unaryCall {
+	u := &unaryCall{s: s, ctx: ctx, method: method, m: s.methods[method], req: req, watch: clock.StartStopwatch()}
+	u.m.started.Inc()
+	u.m.received.Inc()
 	if r, ok := req.(*pb.RangeRequest); ok && len(r.GetRangeEnd()) > 0 {
-		span = &spanAnswer{}
-		ctx = context.WithValue(ctx, spanAnswerKey{}, span)
+		u.span = &spanAnswer{}
+		u.ctx = context.WithValue(ctx, spanAnswerKey{}, u.span)
 	}
-	var call *stages.Call
-	traced := s.opts.Tracing.samples(ctx)
-	if _, err = s.admit(ctx, "unary"); err == nil {
-		b := s.beginAudit(ctx, info.FullMethod, m)
-		err = s.again(ctx, func(ctx context.Context) (err error) {
-			call = stages.NewCall(ctx, watch, traced)
-			if ctx, err = s.begin(call, m.rule); err != nil {
-				b.refuse(err)
-				return err
-			}
-			if err = s.whileLoading(ctx, info.FullMethod, req); err == nil {
-				resp, err = handler(ctx, req)
+	u.traced = s.opts.Tracing.samples(ctx)
+	if _, u.refused = s.admit(ctx, "unary"); u.refused == nil {
+		u.audit = s.beginAudit(ctx, method, u.m)
+	}
+	return u
+}
+
+// serve has the handler answer the call.
+func (u *unaryCall) serve(handler grpc.UnaryHandler) (resp any, err error) {
+	s, begun := u.s, u.first != nil
+	if err = u.refused; err == nil {
+		if !begun {
+			u.view = s.opts.Users.Gate.View()
+		}
+		err = s.againFrom(u.ctx, u.view, func(ctx context.Context) (err error) {
+			if first := u.first; first != nil {
+				u.first = nil
+				resp, err = first()
+			} else {
+				resp, err = u.run(ctx, handler)
 			}
 			return err
 		})
-		b.end(req, err)
+		u.audit.end(u.req, err)
 	}
-	if span != nil && err == nil {
-		resp = span
+	if u.span != nil && err == nil {
+		resp = u.span
 	}
 	if err == nil {
-		m.sent.Inc()
+		u.m.sent.Inc()
 	}
-	took := watch.Elapsed()
-	m.done(status.Code(err), took)
-	if took > s.opts.WarnUnaryRequest || took > stages.Threshold || traced {
-		s.tellSlow(ctx, &ended{method: info.FullMethod, call: call, took: took, req: req, resp: resp, err: err, traced: traced})
+	took := u.watch.Elapsed()
+	u.m.done(status.Code(err), took)
+	if took > s.opts.WarnUnaryRequest || took > stages.Threshold || u.traced {
+		e := &ended{method: u.method, call: u.call, took: took, req: u.req, resp: resp, err: err, traced: u.traced}
+		if begun {
+			s.wg.Go(func() { s.tellSlow(u.ctx, e) }) // the log may be slow, and who brings an answer has others to bring
+		} else {
+			s.tellSlow(u.ctx, e)
+		}
 	}
 	return resp, err
+}
+
+// run checks the call and has the handler answer it.
+func (u *unaryCall) run(ctx context.Context, handler grpc.UnaryHandler) (any, error) {
+	u.call = stages.NewCall(ctx, u.watch, u.traced)
+	ctx, err := u.s.begin(u.call, u.m.rule)
+	if err != nil {
+		u.audit.refuse(err)
+		return nil, err
+	}
+	if err = u.s.whileLoading(ctx, u.method, u.req); err != nil {
+		return nil, err
+	}
+	return handler(ctx, u.req)
+}
+
+// start begins the call, a change, if nothing has to be waited for but its range's answer. answered is called once when
+// that is there, see Options.Start. No says that nothing has happened.
+func (u *unaryCall) start(answered func(ok bool)) bool {
+	s := u.s
+	change, ok := u.req.(proto.Message)
+	if !ok || s.opts.Start == nil || u.refused != nil || u.traced || u.m.rule != auth.ByRequest || s.isLoading() {
+		return false
+	}
+	u.view = s.opts.Users.Gate.View()
+	call := stages.NewCall(u.ctx, u.watch, false)
+	ctx := s.permittedNow(call, change)
+	if ctx == nil {
+		return false
+	}
+	wait := s.opts.Start(ctx, change, answered)
+	if wait == nil {
+		return false
+	}
+	u.call = call
+	u.first = func() (any, error) {
+		got, err := wait()
+		if err != nil {
+			return nil, kverror.GRPC(err)
+		}
+		return s.changed(change, got), nil
+	}
+	return true
 }
 
 // stream wraps every stream.

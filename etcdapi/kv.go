@@ -67,6 +67,57 @@ func (k *kvServer) mayChange(ctx context.Context, r proto.Message) (context.Cont
 	}
 }
 
+// permittedNow returns the context of a change that passes all checks of its method, which are made in their order and
+// without waiting. It is nil where one refuses it or waits: the method tells.
+func (s *Server) permittedNow(ctx context.Context, change proto.Message) context.Context {
+	var err error
+	switch r := change.(type) {
+	case *pb.PutRequest:
+		err = rangeapi.CheckPut(r)
+	case *pb.DeleteRangeRequest:
+		err = rangeapi.CheckDelete(r)
+	case *pb.TxnRequest:
+		if readOnly(r) || readsSpan(r) {
+			return nil
+		}
+		err = checkTxn(r, s.opts.MaxTxnOps)
+	default:
+		return nil
+	}
+	if err != nil {
+		return nil
+	}
+	c := s.opts.Users.Gate.Off()
+	if c == nil {
+		if c, err = s.identify(noWait{ctx}); err != nil {
+			return nil
+		}
+	}
+	if s.checkSize(change, c) != nil || s.opts.Alarms != nil && refusal(s.opts.Alarms.Sticky(), change) != nil || auth.Check(c, change) != nil {
+		return nil
+	}
+	if c.Root() != nil && len(leasesOf(change)) > 0 {
+		return nil // others may look at the keys of the lease
+	}
+	return keyspace.WithPermit(ctx, c.Permit())
+}
+
+// changed completes and counts the response of a change, and returns it.
+func (s *Server) changed(change, resp proto.Message) proto.Message {
+	switch r := resp.(type) {
+	case *pb.PutResponse:
+		s.fill(checkedHeader(r))
+		s.metrics.countPut(change.(*pb.PutRequest)) //nolint:forcetypeassert // what a put is answered with
+	case *pb.DeleteRangeResponse:
+		s.fill(checkedHeader(r))
+		s.metrics.Deletes.Inc()
+	case *pb.TxnResponse:
+		s.fill(checkedHeader(r))
+		s.metrics.countTxn(change.(*pb.TxnRequest), r) //nolint:forcetypeassert // what a transaction is answered with
+	}
+	return resp
+}
+
 // rangeSpan reads a span for gRPC, which sends a instead of the response.
 func (k *kvServer) rangeSpan(ctx context.Context, r *pb.RangeRequest, c *auth.Caller, a *spanAnswer) (*pb.RangeResponse, error) {
 	var err error

@@ -23,7 +23,7 @@ type Operations struct {
 
 // operation is one of KV's methods.
 type operation struct {
-	info    grpc.UnaryServerInfo
+	method  string
 	handler grpc.UnaryHandler
 }
 
@@ -40,7 +40,7 @@ func newOperations(s *Server) *Operations {
 
 func operationOf[Q, A any](method string, call func(context.Context, Q) (A, error)) operation {
 	return operation{
-		info:    grpc.UnaryServerInfo{FullMethod: method},
+		method:  method,
 		handler: func(ctx context.Context, r any) (any, error) { return call(ctx, r.(Q)) },
 	}
 }
@@ -48,20 +48,36 @@ func operationOf[Q, A any](method string, call func(context.Context, Q) (A, erro
 // Do serves a request of the KV service, which it may keep. It returns the response as gRPC sends it, to be freed when
 // that has been done: large ones count in Options.Answers until then. Errors have a gRPC status.
 func (o *Operations) Do(ctx context.Context, request any) (mem.BufferSlice, error) {
-	var op *operation
+	op := o.of(request)
+	return o.finish(o.s.comes(ctx, request, op.method), op)
+}
+
+// Begin is Do in two parts, of which the first does not block. finish is the other one, called once. If the request is begun,
+// answered is called once, from any goroutine, when it has been carried out or has failed. After answered(true) finish does not
+// block. Else it does, for no longer than ctx lasts.
+func (o *Operations) Begin(ctx context.Context, request any, answered func(ok bool)) (finish func() (mem.BufferSlice, error), begun bool) {
+	op := o.of(request)
+	u := o.s.comes(ctx, request, op.method)
+	begun = u.start(answered)
+	return func() (mem.BufferSlice, error) { return o.finish(u, op) }, begun
+}
+
+func (o *Operations) of(request any) *operation {
 	switch request.(type) {
 	case *pb.RangeRequest:
-		op = &o.read
+		return &o.read
 	case *pb.PutRequest:
-		op = &o.put
+		return &o.put
 	case *pb.DeleteRangeRequest:
-		op = &o.remove
+		return &o.remove
 	case *pb.TxnRequest:
-		op = &o.txn
-	default:
-		panic(fmt.Sprintf("etcdapi: %T is no request of KV", request))
+		return &o.txn
 	}
-	answer, err := o.s.unary(ctx, request, &op.info, op.handler)
+	panic(fmt.Sprintf("etcdapi: %T is no request of KV", request))
+}
+
+func (o *Operations) finish(u *unaryCall, op *operation) (mem.BufferSlice, error) {
+	answer, err := u.serve(op.handler)
 	if err != nil {
 		return nil, kverror.GRPC(err)
 	}

@@ -109,7 +109,7 @@ func (c *Core) Face(o *etcdapi.Options) error {
 	}
 	o.Slow, o.Names = c.slow.Add, c.names.inText
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
-	o.Place = c.place
+	o.Place, o.Start = c.place, c.router.Start
 	if c.o.Snapshots {
 		files, err := newSnapshots(c)
 		if err != nil {

@@ -277,7 +277,7 @@ func (c *Core) openAccess() error {
 func (c *Core) newRouter() *router.Router {
 	o := &c.o
 	return router.New(router.Config{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards, Starter: c.shards,
 		Loads: c.shards.Client(), Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c}, Hashes: struct {
 			*shard.AdminClient
 			*rangeapi.Client

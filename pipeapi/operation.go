@@ -3,6 +3,7 @@ package pipeapi
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -29,7 +30,14 @@ type operation struct {
 	locate bool
 	ctx    context.Context
 	cancel context.CancelFunc
-	// Guarded by the pipe's mu. reserved is the room that its answer has, and counted says that it is one of the pipe's singles.
+	// hasty says that its time is short.
+	hasty bool
+	// finish is the rest of what was begun. here says that a range that this node leads has answered it.
+	finish func() (mem.BufferSlice, error)
+	here   bool
+	hands  atomic.Uint32
+	// Guarded by the pipe's mu. looks is that of the pipe when it came. reserved is the room that its answer has, and counted says that it is one of the pipe's singles.
+	looks    uint64
 	reserved uint64
 	counted  bool
 }
@@ -93,7 +101,12 @@ func (o *operation) do() {
 	if o.request == nil {
 		err = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
 	} else {
-		if a.body, err = o.serve(); err == nil && o.locate {
+		if o.finish != nil {
+			a.body, err = o.finish()
+		} else {
+			a.body, err = o.serve()
+		}
+		if err == nil && o.locate && !o.here {
 			a.place = o.place()
 		}
 	}

@@ -46,6 +46,10 @@ type pipe struct {
 	// read says that the reader has ended, and readErr why, nil for the client's side that was closed.
 	read    bool
 	readErr error
+	// watcher is a timer for look, which counts looks. watched says that it runs.
+	watcher clock.Timer
+	watched bool
+	looks   uint64
 	// stopped says that no operation is begun any more, over that the writer has ended.
 	stopped, over bool
 }
@@ -72,7 +76,7 @@ func (p *pipe) readFrames() error {
 			return err
 		}
 		for _, o := range begun {
-			p.s.begin(o)
+			o.begin()
 		}
 		p.cancelAll(f.GetCancels())
 		p.mu.Lock()
@@ -104,11 +108,15 @@ func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
 		o.request, o.field = requestOf(op)
 		o.growth, o.locate = growthOf(o.request), op.GetLocate()
 		o.ctx, o.cancel = contextOf(p.ctx, op)
+		o.looks, o.hasty = p.looks, op.GetTimeoutMs() > 0 && op.GetTimeoutMs() < uint32(2*patience/time.Millisecond)
 		p.under[tag] = o
 		begun = append(begun, o)
 	}
 	p.bytes = bytes
 	p.running.Add(len(begun))
+	if len(begun) > 0 {
+		p.watch()
+	}
 	return begun, nil
 }
 
@@ -138,6 +146,7 @@ func (p *pipe) cancelAll(tags []uint64) {
 	for _, tag := range tags {
 		if o := p.under[tag]; o != nil {
 			o.cancel()
+			o.giveUp()
 		}
 	}
 }
@@ -292,6 +301,12 @@ func (p *pipe) end() {
 	p.mu.Lock()
 	p.over = true
 	p.room.Broadcast()
+	if p.watcher != nil {
+		p.watcher.Stop()
+	}
+	for _, o := range p.under {
+		o.giveUp()
+	}
 	p.mu.Unlock()
 	p.running.Wait()
 	for _, a := range p.answers {

@@ -3,6 +3,7 @@ package pipeapi
 import (
 	"context"
 	"io"
+	"strings"
 	"sync"
 	"testing"
 
@@ -38,6 +39,8 @@ type fakeOperations struct {
 	located int
 	// called counts the operations, most is how many there were at the same time.
 	called, now, most int
+	// begun counts the requests that were begun, waited those of them for which somebody has waited.
+	begun, waited int
 }
 
 func newOperations() *fakeOperations {
@@ -66,6 +69,44 @@ func (f *fakeOperations) Go(g func())              { f.wg.Go(g) }
 func (f *fakeOperations) MaxMessageBytes() int     { return 1 << 20 }
 
 var errNoKey = status.Error(codes.InvalidArgument, "etcdserver: key is not provided")
+
+// Begin implements Operations. On keys that begin with "here/" the request is begun.
+func (f *fakeOperations) Begin(ctx context.Context, request any, answered func(ok bool)) (func() (mem.BufferSlice, error), bool) {
+	p, ok := request.(*pb.PutRequest)
+	if !ok || !strings.HasPrefix(string(p.GetKey()), "here/") {
+		return func() (mem.BufferSlice, error) { return f.Do(ctx, request) }, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.begun++
+	held, done := f.held[string(p.GetKey())], make(chan struct{})
+	if held == nil {
+		close(done)
+		answered(true) // before the caller has what it finishes the request by
+	} else {
+		f.wg.Go(func() {
+			<-held
+			close(done)
+			answered(true)
+		})
+	}
+	return func() (mem.BufferSlice, error) {
+		select {
+		case <-done:
+			return f.Do(context.WithoutCancel(ctx), &pb.PutRequest{Key: []byte("done")})
+		default:
+		}
+		f.mu.Lock()
+		f.waited++
+		f.mu.Unlock()
+		select {
+		case <-done:
+			return f.Do(context.WithoutCancel(ctx), &pb.PutRequest{Key: []byte("done")})
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}, true
+}
 
 func (f *fakeOperations) Do(ctx context.Context, request any) (mem.BufferSlice, error) {
 	f.mu.Lock()

@@ -23,6 +23,10 @@ type Operations interface {
 	// Do serves a request of etcd's KV service: a RangeRequest, PutRequest, DeleteRangeRequest or TxnRequest. It
 	// returns the response as it is sent, which the caller frees. Errors have a gRPC status.
 	Do(ctx context.Context, request any) (mem.BufferSlice, error)
+	// Begin is Do in two parts, of which the first does not block. finish is the other one, called once. If the request is begun,
+	// answered is called once, from any goroutine, when it has been carried out or has failed. After answered(true) finish does
+	// not block. Else it does, for no longer than ctx lasts.
+	Begin(ctx context.Context, request any, answered func(ok bool)) (finish func() (mem.BufferSlice, error), begun bool)
 	// Place says who leads a key, if that is another node. Of its span it tells what whoever sends the context may know. It
 	// does not block for long.
 	Place(ctx context.Context, key []byte) *pipepb.Place

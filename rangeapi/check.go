@@ -6,6 +6,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -139,6 +140,33 @@ func EndsLocks(op TxnCommand) bool {
 	case TxnCommit, TxnResolve, TxnDecide, TxnForget, TxnRead:
 	}
 	return true
+}
+
+// RevisionOf returns the highest revision that a command names as an allocated one.
+func RevisionOf(op TxnCommand) keyspace.Revision {
+	switch o := op.(type) {
+	case *Prepare:
+		return o.Name.Start
+	case *Commit:
+		return max(o.Name.Start, o.Revision)
+	case *Resolve:
+		return max(o.Name.Start, o.Revision)
+	case *Decide:
+		return o.Name.Start
+	}
+	return 0
+}
+
+// TermOf returns the term of the sequencer that has allocated a command's revision, 0 if none is
+// known.
+func TermOf(op TxnCommand) uint64 {
+	switch o := op.(type) {
+	case *Commit:
+		return o.Term
+	case *Resolve:
+		return o.Term
+	}
+	return 0
 }
 
 // CheckTxnCommand refuses commands that the evaluation cannot take.

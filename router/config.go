@@ -18,6 +18,14 @@ type Ranges interface {
 	Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
+// Starter begins changes at replicas of this node; *shard.Store is one.
+type Starter interface {
+	// Start begins a change. answered is called once, from any goroutine, when the answer or an error is there; it must not
+	// block. wait returns that; it waits if it is called before, no longer than ctx lasts. Start returns nil where nothing has
+	// happened: Ranges.Do serves what has to wait, or is refused.
+	Start(ctx context.Context, req *rangeapi.Request, answered func(ok bool)) (wait func() (*rangeapi.Response, error))
+}
+
 // Sequencer asks for the current revision; placement's client is one.
 type Sequencer interface {
 	// Sequence calls done exactly once, within a request's time.
@@ -50,7 +58,9 @@ type Config struct {
 	Sequencer Sequencer
 	Placement Placement
 	// Local reads from this node's own replicas. Nil makes serializable reads linearizable.
-	Local   Local
+	Local Local
+	// Starter begins changes of ranges that are led here. Nil begins none: Start returns nil.
+	Starter Starter
 	Removal Removal
 	// Hashes is for HashKV.
 	Hashes Hashes

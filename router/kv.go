@@ -90,20 +90,55 @@ func (r *Router) emptyWrite(ctx context.Context) (keyspace.Revision, error) {
 // write sends op to the range of its span and returns the response.
 func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, op proto.Message) (R, error) {
 	var none R
-	limit := r.limited(ctx)
-	defer limit.End()
-	got, err := r.write(limit.LazyDeadline, span, op)
-	if errors.Is(err, errMultiRange) || err != nil && deleteTooLarge(err, op) {
-		got, err = r.writeMultiRange(limit.LazyDeadline, op)
-	}
+	got, err := r.writeWithin(r.limited(ctx), span, op, nil)
 	if err != nil {
-		return none, limit.outcome(err)
+		return none, err
 	}
 	resp, ok := got.(R)
 	if !ok {
 		return none, kverror.New(kverror.Internal, "a range answered %T with %T", op, got)
 	}
 	return resp, nil
+}
+
+// writeWithin sends op to the range of its span, and ends the limit. begun is as in write.
+func (r *Router) writeWithin(limit limit, span keyspace.Span, op proto.Message, begun *attempt) (proto.Message, error) {
+	defer limit.End()
+	got, err := r.write(limit.LazyDeadline, span, op, begun)
+	if errors.Is(err, errMultiRange) || err != nil && deleteTooLarge(err, op) {
+		got, err = r.writeMultiRange(limit.LazyDeadline, op)
+	}
+	return got, limit.outcome(err)
+}
+
+// Start begins a put, delete or transaction whose range is led here, and does not block. The caller has checked the request.
+// answered is called once, from any goroutine, when the range has answered; ok says that it has no error. It must not
+// block. wait returns what Put, DeleteRange or Txn would. It is called once, after answered was called or ctx has ended; it
+// blocks if the range's answer is an error, and until then. Start returns nil where nothing has happened, because
+// the request has to go another way.
+func (r *Router) Start(ctx context.Context, op proto.Message, answered func(ok bool)) (wait func() (proto.Message, error)) {
+	permit := permitOf(ctx)
+	if r.cfg.Starter == nil {
+		return nil
+	}
+	span, ok := writtenSpan(op)
+	if t, isTxn := op.(*pb.TxnRequest); isTxn {
+		span, ok = rangeapi.Bounds(t)
+	}
+	if !ok {
+		return nil
+	}
+	rt := r.cache.find(span.Start)
+	if rt == nil || rt.leader() != r.cfg.Self || !rt.desc.Span.Covers(span) {
+		return nil
+	}
+	limit := r.limited(ctx)
+	answer := r.cfg.Starter.Start(limit.LazyDeadline, writing(rt, permit, op), answered)
+	if answer == nil {
+		limit.End()
+		return nil
+	}
+	return func() (proto.Message, error) { return r.writeWithin(limit, span, op, &attempt{rt, answer}) }
 }
 
 // writeMultiRange executes what one range cannot do alone.

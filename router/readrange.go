@@ -95,7 +95,7 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint,
 			return nil, err
 		}
 	}
-	return r.single(ctx, span, build, true)
+	return r.single(ctx, span, build, true, nil)
 }
 
 // Local reads from this node's own replicas, whoever leads their ranges; *shard.Store does.

@@ -16,12 +16,21 @@ import (
 )
 
 // write sends an operation that may change something to the one range that holds all its keys. It
-// sends it again if it certainly was not proposed.
-func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message) (proto.Message, error) {
+// sends it again if it certainly was not proposed. begun, if not nil, is the first attempt.
+func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message, begun *attempt) (proto.Message, error) {
 	permit := permitOf(ctx)
-	return r.single(ctx, span, func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Permit: permit, Op: op}
-	}, false)
+	return r.single(ctx, span, func(rt *route) *rangeapi.Request { return writing(rt, permit, op) }, false, begun)
+}
+
+// writing returns the request of an operation that may change something.
+func writing(rt *route, permit keyspace.Permit, op proto.Message) *rangeapi.Request {
+	return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Permit: permit, Op: op}
+}
+
+// attempt is one that has begun, at this node.
+type attempt struct {
+	rt     *route
+	answer func() (*rangeapi.Response, error)
 }
 
 // errMultiRange says that a span lies in several ranges.
@@ -29,18 +38,27 @@ var errMultiRange = errors.New("router: span lies in several ranges")
 
 // single sends a request to the range that covers span until it is answered or fails for good. It
 // repeats a read also if its fate is unknown. It returns errMultiRange if the span lies in several
-// ranges.
-func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*route) *rangeapi.Request, read bool) (proto.Message, error) {
+// ranges. begun, if not nil, is the first attempt.
+func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*route) *rangeapi.Request, read bool, begun *attempt) (proto.Message, error) {
 	var a retryState
 	for {
-		rt, err := r.cover(ctx, span)
-		if err != nil {
-			return nil, err
+		var resp *rangeapi.Response
+		var node keyspace.NodeID
+		var rt *route
+		var err error
+		if begun != nil {
+			rt, node, a.leader = begun.rt, r.cfg.Self, r.cfg.Self
+			resp, err = begun.answer()
+			begun = nil
+		} else {
+			if rt, err = r.cover(ctx, span); err != nil {
+				return nil, err
+			}
+			node = a.choose(rt, r.cfg.Self, r.cfg.Alive)
+			req := build(rt)
+			req.Traced = r.cfg.Traces && stages.Of(ctx).Traced()
+			resp, err = r.attempt(ctx, node, req, read)
 		}
-		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
-		req := build(rt)
-		req.Traced = r.cfg.Traces && stages.Of(ctx).Traced()
-		resp, err := r.attempt(ctx, node, req, read)
 		if err == nil {
 			if known := rt.leader(); known != node {
 				r.cache.setLeader(rt.desc.Range, node, known)

@@ -93,7 +93,7 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, now keyspace.
 	span, _ := rangeapi.Bounds(t)
 	got, err := r.single(ctx, span, func(rt *route) *rangeapi.Request {
 		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: now.Current, ReadTerm: now.Term, Op: t}
-	}, true)
+	}, true, nil)
 	if err != nil {
 		return nil, err
 	}

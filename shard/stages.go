@@ -60,13 +60,6 @@ func (r *Replica) recordRead(ctx context.Context, q *rangeapi.Request, w *waits,
 	return record
 }
 
-// run takes a call through the pipeline. The call has come when the stopwatch was started.
-func (r *Replica) run(c *pipeline.Call, watch clock.Stopwatch) (resp *rangeapi.Response, took time.Duration, err error) {
-	c.Come(&r.pipe, watch)
-	resp, err = r.pipe.Run(c)
-	return resp, watch.Elapsed(), err
-}
-
 // recordCall is recordRead of a call.
 func (r *Replica) recordCall(ctx context.Context, c *pipeline.Call, took time.Duration) *stages.Record {
 	if !r.store.records(ctx, took, c.Req.Traced) {

@@ -126,15 +126,41 @@ func (s *Store) do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Respon
 		s.metrics.readSeconds.Observe(took.Seconds())
 		return resp, r.recordRead(ctx, req, &w, watch, took), err
 	}
-	c := r.pipe.NewRequest(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
-	resp, took, err := r.run(c, watch)
-	s.metrics.writeSeconds.Observe(took.Seconds())
-	if err != nil {
-		s.metrics.failed.Inc()
-	} else {
-		s.metrics.committed.Inc()
+	c := r.pipe.NewRequest(ctx, req)
+	resp, err := r.pipe.Run(c, watch)
+	return resp, r.written(ctx, c, watch, err), err
+}
+
+// Start is Do of a change without the wait, see [pipeline.Pipeline.Start]. The caller calls wait once, after answered was called
+// or the context has ended. It is nil where nothing has happened: Do serves what has to wait, or is refused.
+func (s *Store) Start(ctx context.Context, req *rangeapi.Request, answered func(ok bool)) (wait func() (*rangeapi.Response, error)) {
+	r := s.Replica(req.Range)
+	if r == nil || !rangeapi.CanWrite(req.Op) || rangeapi.CheckRequest(req.Op, s.cfg.Limits.MaxRequestBytes, s.cfg.Limits.MaxTxnOps) != nil {
+		return nil
 	}
-	return resp, r.recordCall(ctx, c, took), err
+	c, watch := r.pipe.NewRequest(ctx, req), clock.StartStopwatch()
+	if !r.pipe.Start(c, watch, answered) {
+		return nil
+	}
+	return func() (*rangeapi.Response, error) {
+		resp, err := r.pipe.Wait(c)
+		if record := r.written(ctx, c, watch, err); record != nil {
+			stages.Of(ctx).Note(record)
+		}
+		return resp, err
+	}
+}
+
+// written counts a change that has ended, and returns its record as recordCall does.
+func (r *Replica) written(ctx context.Context, c *pipeline.Call, watch clock.Stopwatch, err error) *stages.Record {
+	took, m := watch.Elapsed(), r.store.metrics
+	m.writeSeconds.Observe(took.Seconds())
+	if err != nil {
+		m.failed.Inc()
+	} else {
+		m.committed.Inc()
+	}
+	return r.recordCall(ctx, c, took)
 }
 
 // Stop ends the node's goroutines and answers every request that is under way.

@@ -88,45 +88,18 @@ func (s *Store) txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generat
 
 // command takes a TxnCommand through the pipeline.
 func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, *stages.Record, error) {
-	if err := r.believe(ctx, revisionOf(op), &waits{}); err != nil {
+	if err := r.believe(ctx, rangeapi.RevisionOf(op), &waits{}); err != nil {
 		return nil, nil, err
 	}
-	r.store.heardTerm(termOf(op))
+	r.store.heardTerm(rangeapi.TermOf(op))
 	s := &txnCommand{r: r, op: op}
 	c, watch := pipeline.NewCall(ctx, req, s, commandBytes(op)), clock.StartStopwatch()
-	_, took, err := r.run(c, watch)
-	record := r.recordCall(ctx, c, took)
+	_, err := r.pipe.Run(c, watch)
+	record := r.recordCall(ctx, c, watch.Elapsed())
 	if err != nil {
 		return nil, record, err
 	}
 	return s.answer, record, nil
-}
-
-// revisionOf returns the highest revision that a command names as an allocated one.
-func revisionOf(op rangeapi.TxnCommand) keyspace.Revision {
-	switch o := op.(type) {
-	case *rangeapi.Prepare:
-		return o.Name.Start
-	case *rangeapi.Commit:
-		return max(o.Name.Start, o.Revision)
-	case *rangeapi.Resolve:
-		return max(o.Name.Start, o.Revision)
-	case *rangeapi.Decide:
-		return o.Name.Start
-	}
-	return 0
-}
-
-// termOf returns the term of the sequencer that has allocated a command's revision, 0 if none is
-// known.
-func termOf(op rangeapi.TxnCommand) uint64 {
-	switch o := op.(type) {
-	case *rangeapi.Commit:
-		return o.Term
-	case *rangeapi.Resolve:
-		return o.Term
-	}
-	return 0
 }
 
 // maxFenceRaise bounds by how much one command may raise a fence: attempts are counted one by

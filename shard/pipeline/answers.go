@@ -3,11 +3,8 @@ package pipeline
 import (
 	"errors"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/rangeapi/stages"
 )
 
@@ -54,11 +51,7 @@ func (p *Pipeline) toConfirm(c *Call, out *Answers) {
 // Send gives the callers their answers. It is called without mu.
 func (p *Pipeline) Send(out *Answers) {
 	for _, x := range out.list {
-		if x.err == nil {
-			p.answer(x.c, x.c.draft.Op, nil)
-		} else {
-			p.answer(x.c, nil, x.err)
-		}
+		p.answer(x.c, x.err)
 	}
 	for _, f := range out.later {
 		f()
@@ -68,15 +61,14 @@ func (p *Pipeline) Send(out *Answers) {
 
 // answer gives the caller its answer and the node the call's bytes back. It is
 // called once.
-func (p *Pipeline) answer(c *Call, resp proto.Message, err error) {
+func (p *Pipeline) answer(c *Call, err error) {
 	p.shared.Budget.leave(c)
 	c.op.Answered()
-	if err != nil {
-		c.err = err
-	} else {
-		c.resp = &rangeapi.Response{Op: resp}
-	}
+	c.err = err
 	close(c.done)
+	if c.onAnswer != nil {
+		c.onAnswer(err == nil)
+	}
 }
 
 // confirm answers calls that change nothing, under the lease or after a ReadIndex

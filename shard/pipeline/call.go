@@ -69,9 +69,11 @@ type Call struct {
 	// Lacks is a lease that was not there when the call asked for it, 0 for none. The next
 	// evaluation knows of it.
 	Lacks keyspace.LeaseID
-	resp  *rangeapi.Response
-	err   error
-	done  chan struct{}
+	// err is why the draft is not the answer. Both count once done is closed.
+	err  error
+	done chan struct{}
+	// onAnswer, if not nil, is called once done is closed: nobody waits for the call.
+	onAnswer func(ok bool)
 }
 
 // marks are a set. A field for each would make each call larger.
@@ -92,8 +94,8 @@ func NewCall(ctx context.Context, req *rangeapi.Request, op Operation, bytes int
 	return &Call{ctx: ctx, Req: req, op: op, bytes: bytes, done: make(chan struct{})}
 }
 
-// Come notes when the call came, by a stopwatch that was started then.
-func (c *Call) Come(p *Pipeline, watch clock.Stopwatch) {
+// come notes when the call came, by a stopwatch that was started then.
+func (c *Call) come(p *Pipeline, watch clock.Stopwatch) {
 	c.stage, c.times.since = stages.Queued, inMicros(watch.After(p.shared.Epoch))
 }
 
@@ -128,6 +130,14 @@ func (c *Call) evaluated() bool {
 func (c *Call) endsLocks() bool {
 	cmd := c.op.Command()
 	return cmd != nil && rangeapi.EndsLocks(cmd)
+}
+
+// answer returns what the call was answered with.
+func (c *Call) answer() (*rangeapi.Response, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	return &rangeapi.Response{Op: c.draft.Op}, nil
 }
 
 // place is where a call is. It is in exactly one place at any time.

@@ -12,6 +12,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -117,7 +118,7 @@ func TestOrderOfAnswers(t *testing.T) {
 	w.apply(true)
 	for i, x := range []*Call{a, b, c} {
 		w.want("all are applied", x, nil)
-		if rev := x.resp.Op.(*pb.PutResponse).GetHeader().GetRevision(); rev != int64(2+i) {
+		if rev := x.draft.Op.(*pb.PutResponse).GetHeader().GetRevision(); rev != int64(2+i) {
 			t.Errorf("put %d has revision %d", i, rev)
 		}
 	}
@@ -147,7 +148,7 @@ func TestAnswersAreHeldBack(t *testing.T) {
 		w.open("there is no lease", seen, placeConfirming)
 		w.reads[0](0, nil)
 		w.want("the leadership is confirmed", seen, nil)
-		if !seen.resp.Op.(*pb.TxnResponse).GetSucceeded() {
+		if !seen.draft.Op.(*pb.TxnResponse).GetSucceeded() {
 			t.Error("it has not seen the put")
 		}
 		w.empty()
@@ -597,7 +598,7 @@ func TestBounds(t *testing.T) {
 	w.shut = true
 	refused := func(when string, bytes int64) {
 		t.Helper()
-		_, err := w.p.Run(w.p.NewRequest(t.Context(), &rangeapi.Request{Op: &pb.PutRequest{Key: []byte("a")}}, bytes))
+		_, err := w.p.Run(NewCall(t.Context(), &rangeapi.Request{Op: &pb.PutRequest{Key: []byte("a")}}, (*request)(&w.p), bytes), clock.StartStopwatch())
 		if kverror.Of(err).Kind != kverror.TooManyRequests {
 			t.Errorf("%s: %v", when, err)
 		}

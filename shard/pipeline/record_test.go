@@ -32,7 +32,7 @@ func (w *world) come(op proto.Message) (c *Call, record func() *stages.Record) {
 	w.t.Helper()
 	watch := clock.StartStopwatch()
 	c = NewCall(context.Background(), &rangeapi.Request{Range: 7, Generation: 1, Op: op}, (*request)(&w.p), 100)
-	c.Come(&w.p, watch)
+	c.come(&w.p, watch)
 	if err := w.p.enqueue(c); err != nil {
 		w.t.Fatal(err)
 	}

@@ -9,27 +9,48 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// NewRequest returns the call of a client's request that can change something. It holds so many bytes until it is
-// answered.
-func (p *Pipeline) NewRequest(ctx context.Context, req *rangeapi.Request, bytes int64) *Call {
-	return NewCall(ctx, req, (*request)(p), bytes)
+// NewRequest returns the call of a client's request that can change something.
+func (p *Pipeline) NewRequest(ctx context.Context, req *rangeapi.Request) *Call {
+	return NewCall(ctx, req, (*request)(p), int64(rangeapi.SizeBound(req.Op))+CallOverheadBytes)
 }
 
-// Run takes a call through the pipeline and waits for its answer. It is called without mu.
-func (p *Pipeline) Run(c *Call) (*rangeapi.Response, error) {
-	ctx := c.ctx
+// Run takes a call through the pipeline and waits for its answer. The call has come when the stopwatch was started. It is
+// called without mu.
+func (p *Pipeline) Run(c *Call, watch clock.Stopwatch) (*rangeapi.Response, error) {
+	c.come(p, watch)
 	if err := p.enqueue(c); err != nil {
 		return nil, err
 	}
 	p.Schedule()
-	_, err := clock.Await(ctx, c.done)
+	return p.Wait(c)
+}
+
+// Start is Run without the wait. answered is called once, without mu, when the call has its answer or its error, which
+// Wait returns from then on. It must not block: others wait for their answers. Start says no where the call is refused, or
+// has to wait before it is admitted. Then nothing has happened, and Run tells more.
+func (p *Pipeline) Start(c *Call, watch clock.Stopwatch, answered func(ok bool)) bool {
+	c.come(p, watch)
+	c.onAnswer = answered
+	if p.enqueue(c) != nil {
+		return false
+	}
+	p.Schedule()
+	return true
+}
+
+// errWaits says that a call would have to wait before it is admitted.
+var errWaits = errors.New("pipeline: the call has to wait")
+
+// Wait waits for the answer of an admitted call, no longer than its context lasts. It is called once, without mu.
+func (p *Pipeline) Wait(c *Call) (*rangeapi.Response, error) {
+	_, err := clock.Await(c.ctx, c.done)
 	if err == nil {
-		return c.resp, c.err
+		return c.answer()
 	}
 	p.giveUp(c, err)
 	select {
 	case <-c.done:
-		return c.resp, c.err
+		return c.answer()
 	default:
 	}
 	if c.lost.Load() && errors.Is(err, context.DeadlineExceeded) {
@@ -72,6 +93,9 @@ func (p *Pipeline) enqueueLocked(c *Call) error {
 		}
 		if wait == nil {
 			break
+		}
+		if c.onAnswer != nil {
+			return errWaits
 		}
 		p.mu.Unlock()
 		_, err = clock.Await(c.ctx, wait)
