@@ -70,7 +70,7 @@ func (f *fakeOperations) MaxMessageBytes() int     { return 1 << 20 }
 
 var errNoKey = status.Error(codes.InvalidArgument, "etcdserver: key is not provided")
 
-// Begin implements Operations. On keys that begin with "here/" the request is begun.
+// Begin implements Operations. A put to a key that begins with "here/" is begun, and its first attempt fails if "fails" follows.
 func (f *fakeOperations) Begin(ctx context.Context, request any, answered func(ok bool)) (func() (mem.BufferSlice, error), bool) {
 	p, ok := request.(*pb.PutRequest)
 	if !ok || !strings.HasPrefix(string(p.GetKey()), "here/") {
@@ -80,20 +80,23 @@ func (f *fakeOperations) Begin(ctx context.Context, request any, answered func(o
 	defer f.mu.Unlock()
 	f.begun++
 	held, done := f.held[string(p.GetKey())], make(chan struct{})
+	fails := strings.HasPrefix(string(p.GetKey()), "here/fails")
 	if held == nil {
 		close(done)
-		answered(true) // before the caller has what it finishes the request by
+		answered(!fails) // before the caller has what it finishes the request by
 	} else {
 		f.wg.Go(func() {
 			<-held
 			close(done)
-			answered(true)
+			answered(!fails)
 		})
 	}
 	return func() (mem.BufferSlice, error) {
 		select {
 		case <-done:
-			return f.Do(context.WithoutCancel(ctx), &pb.PutRequest{Key: []byte("done")})
+			if !fails {
+				return f.Do(context.WithoutCancel(ctx), &pb.PutRequest{Key: []byte("done")})
+			}
 		default:
 		}
 		f.mu.Lock()
@@ -185,6 +188,13 @@ func (f *fakeOperations) counts() (called, most, lent int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.called, f.most, f.lent
+}
+
+// starts returns how many requests were begun, and for how many of them somebody has waited.
+func (f *fakeOperations) starts() (begun, waited int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.begun, f.waited
 }
 
 // fakeStream is a stream between a test and a pipe. Its messages pass as bytes, as on a network.
