@@ -55,6 +55,8 @@ type world struct {
 	reads []func(uint64, error)
 	// timers are the calls that were put off.
 	timers []timer
+	// waits, if set, is what calls wait for before their admission.
+	waits chan struct{}
 	// shut says that the range itself is being changed; gone that it serves nobody.
 	shut, gone bool
 	// counted are the calls that were counted, changed those of them that write.
@@ -109,7 +111,7 @@ func (w *world) Takes(*rangeapi.Request) (<-chan struct{}, error) {
 	if w.gone || !w.p.Leads() {
 		return nil, kverror.New(kverror.NotLeader, "")
 	}
-	return nil, nil
+	return w.waits, nil
 }
 func (w *world) MayEvaluate() bool { return !w.shut }
 func (w *world) Error(k kverror.Kind, detail string) *kverror.Error {
