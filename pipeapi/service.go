@@ -20,6 +20,7 @@ import (
 
 // Operations serve single operations; package etcdapi has them.
 type Operations interface {
+	Node
 	// Do serves a request of etcd's KV service: a RangeRequest, PutRequest, DeleteRangeRequest or TxnRequest. It
 	// returns the response as it is sent, which the caller frees. Errors have a gRPC status.
 	Do(ctx context.Context, request any) (mem.BufferSlice, error)
@@ -30,6 +31,10 @@ type Operations interface {
 	// Place says who leads a key, if that is another node. Of its span it tells what whoever sends the context may know. It
 	// does not block for long.
 	Place(ctx context.Context, key []byte) *pipepb.Place
+}
+
+// Node is what pipes need of the server that they are part of.
+type Node interface {
 	// Closing is closed when the node is about to stop.
 	Closing() <-chan struct{}
 	// Go runs what ends soon after the last stream.
