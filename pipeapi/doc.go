@@ -4,10 +4,16 @@
 //
 // # How it works
 //
-//	reader ── a frame ──▶ within the window? ──▶ workers, one for each operation under way
-//	                             │ no                      │ Operations.Do
-//	                             ▼                         ▼
-//	                      the stream ends             answers ──▶ writer: all that there are, in one frame
+//	reader ── a frame ──▶ within the window? ──▶ begun here ──▶ whoever brings the answer of the range
+//	                             │ no                 │ no                   │
+//	                             ▼                    ▼                      ▼
+//	                      the stream ends          workers ──▶ answers ──▶ writer: all that there are, in one frame
+//
+// A change of keys that this node leads, without values in its answer, is begun by the reader ([Operations].Begin). It has no
+// goroutine: whoever applies it encodes its answer and hands that to the writer. Every other operation has a worker, which
+// waits (Operations.Do). Those are reads, operations on keys that other nodes lead, and what waits for a right or for room.
+// A change that was begun gets a worker too where waiting is left to do: it has failed, and may be tried again; it is
+// cancelled; or it has lasted for a while, and somebody must look at its deadline.
 //
 // The writer takes what has come while it was sending, so frames grow with the load and nothing waits for a timer.
 // Workers are kept for the next operations, with the stacks that these have grown.
@@ -23,7 +29,8 @@
 //     window there are the answers that workers have in their hands at the moment, and those of 16 changes (room.go). Answers of spans
 //     hold their bytes of the node's budget.
 //  4. A place tells a client no more of a range than what its user may read. (etcdapi)
-//  5. A client that breaks the protocol loses its stream. What was begun by it may happen.
+//  5. Who brings an answer waits for nothing here: neither for the client nor for the log.
+//  6. A client that breaks the protocol loses its stream. What was begun by it may happen.
 //
 // # What if
 //

@@ -32,7 +32,7 @@ type operation struct {
 	cancel context.CancelFunc
 	// hasty says that its time is short.
 	hasty bool
-	// finish is the rest of what was begun. here says that a range that this node leads has answered it.
+	// finish is the rest of what was begun. here says that a range led here has answered it.
 	finish func() (mem.BufferSlice, error)
 	here   bool
 	hands  atomic.Uint32
@@ -145,7 +145,7 @@ func (o *operation) beginHere() bool {
 	return true
 }
 
-// answered says that an operation that was begun has its answer, which is an error unless ok. It does not block.
+// answered is told when the range has answered an operation that was begun: well, or with an error. It does not block.
 func (o *operation) answered(ok bool) {
 	early := hasFailed
 	if ok {

@@ -31,6 +31,9 @@
 // a request brings newer descriptors or the leader. Without either, the router asks the replicas
 // in turn and loads the range map anew. A node that is not alive is asked last.
 //
+// Start is for callers without a goroutine for each request. It begins the first attempt of Put, DeleteRange or Txn, if the
+// range is led here. What it returns waits for the answer, and goes on as they do.
+//
 // # Life of a get
 //
 //  1. Revision. The gateway asks the sequencer for the current revision R, in the coalesced request

@@ -7,7 +7,7 @@
 //
 //	callers              the pool               the sequencer          the log
 //	───────              ────────               ─────────────          ───────
-//	Do, Run ─▶ queue ─▶  pass: Gate,      ─▶ filling ─▶ sequencing ─▶ proposed ─▶ Applied
+//	Run/Start▶ queue ─▶  pass: Gate,      ─▶ filling ─▶ sequencing ─▶ proposed ─▶ Applied
 //	   ▲         ▲       Evaluate, Place        │          │             │           │
 //	   │         │              │               │          ├─ parked     │           │
 //	   │         └──────────────┴─ put back ────┴──────────┘             │           │
@@ -59,7 +59,8 @@
 // was never proposed, its proposal was dropped, or an entry of a newer term precedes it in the
 // log.
 //
-// A call that was admitted is answered exactly once, whatever its caller does. Its bytes are given
+// A call that was admitted is answered exactly once, whatever its caller does. Where nobody waits for it (Start), whoever answers
+// says so, without mu. Its bytes are given
 // back then. Calls are evaluated in the order in which they came, but for those that wait for a
 // revision or a lock. One that was put back patience times is evaluated before all that came after
 // it. Revisions rise along the chain.

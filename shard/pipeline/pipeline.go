@@ -122,7 +122,7 @@ type Config struct {
 	Epochs *eval.KeyEpochs
 }
 
-// Pipeline carries the operations of one range. Do, Run, Send and Evaluation are called without
+// Pipeline carries the operations of one range. Run, Start, Wait, Send and Evaluation are called without
 // mu, Schedule either way, all other methods with it.
 type Pipeline struct {
 	shared *Shared

@@ -94,7 +94,7 @@ func TestStartRefused(t *testing.T) {
 	w.empty()
 }
 
-// A call that nobody waits for behind a lock is ended by who waits for it with a context that has ended, and told then.
+// A call that nobody waits for meets a lock. Its context ends, and whoever waits for it then ends it. That is told too.
 func TestStartBehindALock(t *testing.T) {
 	w := newWorld(t)
 	w.lock("a")
