@@ -228,6 +228,28 @@ func TestBegunAtTheEnd(t *testing.T) {
 	}
 }
 
+// TestBegunWhileItIsCancelled: who cancels an operation while the reader begins it finds nothing to give up yet. It ends all the same.
+func TestBegunWhileItIsCancelled(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
+		defer p.end()
+		release := r.ops.hold("here/slow")
+		defer release()
+		ops, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, "here/slow")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.ops.beginning = func() { p.cancelAll([]uint64{1}) }
+		ops[0].begin()
+		synctest.Wait()
+		f, n := p.take()
+		f.free()
+		if n != 1 {
+			t.Error("it is not answered")
+		}
+	})
+}
+
 // BenchmarkBegun: what an operation costs here that is begun and answered at once.
 func BenchmarkBegun(b *testing.B) {
 	for _, key := range []string{"here/k", "k"} {

@@ -39,6 +39,8 @@ type fakeOperations struct {
 	located int
 	// called counts the operations, most is how many there were at the same time.
 	called, now, most int
+	// beginning, if set, is called while a request is begun.
+	beginning func()
 	// begun counts the requests that were begun, waited those of them for which somebody has waited.
 	begun, waited int
 }
@@ -79,6 +81,9 @@ func (f *fakeOperations) Begin(ctx context.Context, request any, answered func(o
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.begun++
+	if f.beginning != nil {
+		f.beginning()
+	}
 	held, done := f.held[string(p.GetKey())], make(chan struct{})
 	fails := strings.HasPrefix(string(p.GetKey()), "here/fails")
 	if held == nil {
