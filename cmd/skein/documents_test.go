@@ -171,7 +171,7 @@ func isCommand(t *testing.T, line string) {
 }
 
 // TestDocumentsCommands: the commands of all documents, in blocks and in sentences, are skein's. TestDocumentedCommandsRun runs
-// those of the blocks.
+// those of the blocks, with -documents.
 func TestDocumentsCommands(t *testing.T) {
 	documents, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
