@@ -238,6 +238,7 @@ func (g *Group) close() {
 		err = ErrStopped
 	}
 	g.closed = true
+	g.saveCommit() // for the tools of a stopped node
 	g.h.m.leaders.Sub(float64(boolInt(g.isLeader)))
 	g.h.applied.Add(int64(g.commit - g.applied)) // nothing of it is left to apply here
 	g.resetLease()

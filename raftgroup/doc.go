@@ -47,13 +47,13 @@
 // fsync serve all groups of the pass. Messages that must wait for the fsync (MsgAppResp,
 // votes) are among the batch's responses.
 //
-// Who brings work runs the pass, if none is under way and next to nothing waits: whoever proposes, the bus's reader, the
+// Who brings work runs the pass, if none is under way or has just ended, and next to nothing waits: whoever proposes, the bus's reader, the
 // wal's writer, the applier. Else the worker's goroutine does. To wake that costs more than the pass of one
 // group, and a put had ten such wake-ups on three nodes.
 //
 // A pass waits for nothing but reads of the log. Only entries that are no longer in memory
 // need one: a lagging follower asks for them, or a restart has to apply them. Such reads are
-// bounded for each pass and counted. A pass of the wal's writer leaves them to the next one.
+// bounded for each pass and counted. A group that has read is left to the worker's goroutine for a while.
 //
 // A new commit index alone waits 2 to 3 ms for the next entry, which carries it along, to the followers and into the
 // leader's own wal. If none follows, the followers get a commit notice: a message with the commit index that

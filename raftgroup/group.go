@@ -30,6 +30,8 @@ type Group struct {
 	work    *work
 	queued  bool
 	awakeAt int // index in w.mu.awake, -1 while asleep
+	// afterRead is how many more visits without a read of the log's files are for the worker's goroutine.
+	afterRead int
 
 	apply    applyState   // its fields say who guards and owns them
 	public   published    // atomics, for readers without a lock
@@ -148,7 +150,7 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 		g.release(1, n)
 		return ErrStopped
 	}
-	g.w.help(0)
+	g.w.help()
 	return nil
 }
 

@@ -29,6 +29,13 @@ func TestWhoBringsWorkRunsThePass(t *testing.T) {
 			return w.waitingLocked()
 		}
 		g := group()
+		if bring(g); left() != 1 {
+			t.Errorf("a message before the host's start: %d groups wait", left())
+		}
+		w.mu.running = true
+		if w.help(); left() != 0 {
+			t.Errorf("after it: %d groups wait", left())
+		}
 		if bring(g); left() != 0 || g.work != nil || w.mu.inPass {
 			t.Errorf("a message: %d groups wait, %+v", left(), g.work)
 		}
@@ -37,6 +44,18 @@ func TestWhoBringsWorkRunsThePass(t *testing.T) {
 			t.Errorf("a message beside a pass: %d groups wait", left())
 		}
 		w.mu.inPass = false
+		w.help()
+		g.afterRead = 2
+		if bring(g); left() != 1 {
+			t.Errorf("a message to a group that has read the log's files: %d groups wait", left())
+		}
+		w.mu.Lock()
+		w.passLocked()
+		w.mu.Unlock()
+		if bring(g); left() != 1 || g.afterRead != 1 {
+			t.Errorf("after a visit without a read: %d groups wait, and %d visits are left", left(), g.afterRead)
+		}
+		g.afterRead = 0
 		many := []*Group{g}
 		for range helpGroupsMax {
 			many = append(many, group())
@@ -45,7 +64,7 @@ func TestWhoBringsWorkRunsThePass(t *testing.T) {
 			t.Errorf("messages of %d groups: %d wait", len(many), left())
 		}
 		w.stop()
-		if w.help(0); left() != len(many) {
+		if w.help(); left() != len(many) {
 			t.Errorf("at the end: %d groups wait, want %d", left(), len(many))
 		}
 		if w.run(); left() != 0 {

@@ -130,7 +130,7 @@ func (w *worker) deliver(msgs []routed) {
 		k.msgs = append(k.msgs, r.m)
 	}
 	w.mu.Unlock()
-	w.help(0)
+	w.help()
 }
 
 // applied hands completions of applies to their groups.
@@ -142,7 +142,7 @@ func (w *worker) applied(done []appliedItem) {
 		}
 	}
 	w.mu.Unlock()
-	w.help(0)
+	w.help()
 }
 
 // setAwake adds the group to the set that ticks visit, or removes it.
@@ -210,9 +210,7 @@ func (w *worker) durable(rec *passRecord, err error) {
 		}
 	}
 	w.mu.Unlock()
-	// This is the wal's writer. It must not wait for what is to be read: that is left to the worker's goroutine, and to the
-	// follower's answer.
-	w.help(w.h.cfg.passReadBytes)
+	w.help()
 }
 
 // scheduledTask is a task on its way from a worker to the group's applier.

@@ -2,6 +2,7 @@ package raftgroup
 
 import (
 	"sync"
+	"time"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/wal"
@@ -11,6 +12,8 @@ import (
 type item struct {
 	g *Group
 	k *work
+	// read says that the visit has read from the log's files, or would have.
+	read bool
 }
 
 // worker drives a fixed part of the host's groups, in one pass at a time. Everything that
@@ -27,10 +30,12 @@ type worker struct {
 		queue   []*Group // each at most once
 		head    int
 		stopped bool
+		running bool     // the worker's goroutine has begun: no pass is run before
 		awake   []*Group // the groups that a tick visits; Group.awakeAt is the index here
 		free    []*work
 		inPass  bool
-		notices []*Group // groups that hold commit notices back; a timer runs while there are any
+		ended   clock.Stopwatch // since the last pass
+		notices []*Group        // groups that hold commit notices back; a timer runs while there are any
 	}
 	cond *sync.Cond // of mu
 
@@ -55,6 +60,7 @@ func newWorker(h *Host, no int) *worker {
 // run is the worker's goroutine. After stop it ends once the queue is empty.
 func (w *worker) run() {
 	w.mu.Lock()
+	w.mu.running = true
 	for {
 		for w.mu.inPass || w.waitingLocked() == 0 {
 			if w.mu.stopped && !w.mu.inPass {
@@ -63,23 +69,47 @@ func (w *worker) run() {
 			}
 			w.cond.Wait()
 		}
-		w.passLocked(0)
+		w.passLocked()
 	}
 }
 
-// helpGroupsMax bounds how many groups a pass may have that is not the worker's goroutine's own.
-const helpGroupsMax = 2
+const (
+	// helpGroupsMax bounds how many groups a pass may have that is not the worker's goroutine's own.
+	helpGroupsMax = 2
+	// helpPause is the time after a pass in which nobody helps: so soon, more is about to come.
+	helpPause = 20 * time.Microsecond
+	// helpAfterRead is how many visits of a group without a read of the log's files lie between one with a read and help.
+	helpAfterRead = 64
+)
 
 // help runs a pass over what the caller has brought, where no other pass is under way and next to nothing
-// waits: to wake the worker's goroutine takes longer than such a pass. Where much waits the worker's goroutine is the
-// better one: more comes together until it runs. The pass counts as having read so many bytes of the log's files already.
-func (w *worker) help(readBytes int64) {
+// waits: to wake the worker's goroutine takes longer than such a pass. Else the worker's goroutine is the
+// better one: more comes together until it runs. It also is where a group reads from the log's files, but for its first read:
+// who helps has others to serve.
+func (w *worker) help() {
 	w.mu.Lock()
-	if n := w.waitingLocked(); n > 0 && n <= helpGroupsMax && !w.mu.inPass && !w.mu.stopped {
-		w.passLocked(readBytes)
+	if w.mayHelpLocked() {
+		w.passLocked()
 	}
 	w.wakeLocked()
 	w.mu.Unlock()
+}
+
+// mayHelpLocked reports whether help may run a pass. Before Start nobody may: the node may not be admitted yet, and votes for
+// nobody. mu must be held.
+func (w *worker) mayHelpLocked() bool {
+	n := w.waitingLocked()
+	if n == 0 || n > helpGroupsMax || w.mu.inPass || w.mu.stopped || !w.mu.running {
+		return false
+	}
+	for _, g := range w.mu.queue[w.mu.head:] {
+		if g.afterRead > 0 {
+			return false
+		}
+	}
+	// In virtual time no time passes between two passes, and all the same there is help.
+	since := w.mu.ended.Elapsed()
+	return since >= helpPause || since == 0
 }
 
 // wakeLocked wakes the worker's goroutine if there is something for it to do. mu must be held.
@@ -93,26 +123,33 @@ func (w *worker) wakeLocked() {
 func (w *worker) waitingLocked() int { return len(w.mu.queue) - w.mu.head }
 
 // passLocked runs one pass. mu must be held; it is not while the pass runs.
-func (w *worker) passLocked(readBytes int64) {
+func (w *worker) passLocked() {
 	w.mu.inPass = true
 	w.takeLocked()
 	w.mu.Unlock()
 	// Read after the work was taken: every heartbeat to be answered has arrived by
 	// now, and none is sent with an earlier reading.
-	w.now, w.readBytes = w.h.cfg.Clock.Now(), readBytes
+	w.now, w.readBytes = w.h.cfg.Clock.Now(), 0
 	for i := range w.items {
-		w.items[i].g.visit(w.items[i].k)
+		it, before := &w.items[i], w.readBytes
+		it.g.visit(it.k)
+		it.read = w.readBytes != before || it.g.readDeferred
 	}
 	w.finish()
 	w.mu.Lock()
 	for _, it := range w.items {
+		if it.read {
+			it.g.afterRead = helpAfterRead
+		} else if it.g.afterRead > 0 {
+			it.g.afterRead--
+		}
 		if it.k.reset(); it.k.small() && len(w.mu.free) < 2*passGroupsMax {
 			w.mu.free = append(w.mu.free, it.k)
 		}
 	}
 	clear(w.items)
 	w.items = w.items[:0]
-	w.mu.inPass = false
+	w.mu.inPass, w.mu.ended = false, clock.StartStopwatch()
 }
 
 // takeLocked takes enough groups with work for one pass. mu must be held.
@@ -121,7 +158,7 @@ func (w *worker) takeLocked() {
 		g := w.mu.queue[w.mu.head]
 		w.mu.queue[w.mu.head] = nil
 		w.mu.head++
-		w.items = append(w.items, item{g, g.work})
+		w.items = append(w.items, item{g: g, k: g.work})
 		g.work, g.queued = nil, false
 	}
 	switch {
