@@ -1,6 +1,8 @@
 package raftgroup
 
 import (
+	"time"
+
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/skeindb/skein/clock"
@@ -73,6 +75,55 @@ func (w *worker) workOf(g *Group) *work {
 	}
 	return g.work
 }
+
+const (
+	// helpGroupsMax bounds how many groups a pass may have that is not the worker's goroutine's own.
+	helpGroupsMax = 2
+	// helpPause is the time after a pass in which nobody helps: so soon, more is about to come.
+	helpPause = 20 * time.Microsecond
+	// helpAfterRead is how many visits of a group without a read of the log's files lie between one with a read and help.
+	helpAfterRead = 64
+)
+
+// help runs a pass over what the caller has brought, where no other pass is under way and next to nothing
+// waits: to wake the worker's goroutine takes longer than such a pass. Else the worker's goroutine is the
+// better one: more comes together until it runs. It also is where a group reads from the log's files, but for its first read:
+// who helps has others to serve.
+func (w *worker) help() {
+	w.mu.Lock()
+	if w.mayHelpLocked() {
+		w.pass()
+	}
+	w.wakeLocked()
+	w.mu.Unlock()
+}
+
+// mayHelpLocked reports whether help may run a pass. Before Start nobody may: the node may not be admitted yet, and votes for
+// nobody. mu must be held.
+func (w *worker) mayHelpLocked() bool {
+	n := w.waitingLocked()
+	if n == 0 || n > helpGroupsMax || w.mu.inPass || w.mu.stopped || !w.mu.running {
+		return false
+	}
+	for _, g := range w.mu.queue[w.mu.head:] {
+		if g.afterRead > 0 {
+			return false
+		}
+	}
+	// In virtual time no time passes between two passes, and all the same there is help.
+	since := w.mu.ended.Elapsed()
+	return since >= helpPause || since == 0
+}
+
+// wakeLocked wakes the worker's goroutine if there is something for it to do. mu must be held.
+func (w *worker) wakeLocked() {
+	if !w.mu.inPass && (w.waitingLocked() > 0 || w.mu.stopped) {
+		w.cond.Signal()
+	}
+}
+
+// waitingLocked returns how many groups wait for a pass. mu must be held.
+func (w *worker) waitingLocked() int { return len(w.mu.queue) - w.mu.head }
 
 // flag sets flags of one group.
 func (w *worker) flag(g *Group, f flags) {
