@@ -120,12 +120,8 @@ func (u *unaryCall) serve(handler grpc.UnaryHandler) (resp any, err error) {
 	took := u.watch.Elapsed()
 	u.m.done(status.Code(err), took)
 	if took > s.opts.WarnUnaryRequest || took > stages.Threshold || u.traced {
-		e := &ended{method: u.method, call: u.call, took: took, req: u.req, resp: resp, err: err, traced: u.traced}
-		if begun {
-			s.wg.Go(func() { s.tellSlow(u.ctx, e) }) // the log may be slow, and who brings an answer has others to bring
-		} else {
-			s.tellSlow(u.ctx, e)
-		}
+		e := &ended{method: u.method, call: u.call, took: took, req: u.req, resp: resp, err: err, traced: u.traced, begun: begun}
+		s.tellSlow(u.ctx, e)
 	}
 	return resp, err
 }

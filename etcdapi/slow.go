@@ -24,6 +24,8 @@ type ended struct {
 	req, resp any
 	err       error
 	traced    bool
+	// begun says that it ends with whoever brings the answer of what was begun.
+	begun bool
 }
 
 // takesLong says that calls of the method take long by design: an operator waits for a command, and sees that it takes long;
@@ -54,6 +56,16 @@ func (s *Server) tellSlow(ctx context.Context, e *ended) {
 	if !list && !line && !e.traced {
 		return
 	}
+	if e.begun {
+		// The log may be slow, and who brings an answer has others to bring.
+		s.wg.Go(func() { s.writeDown(ctx, e, list, line, left) })
+		return
+	}
+	s.writeDown(ctx, e, list, line, left)
+}
+
+// writeDown puts a call into the list and the log, if it is to be there, and into its trace. left lines were left out before it.
+func (s *Server) writeDown(ctx context.Context, e *ended, list, line bool, left int) {
 	slow, records := e.call.Slow(s.opts.Self, e.took)
 	slow.Method, slow.Unix = e.method, s.opts.Clock.Wall().UnixNano()
 	slow.RequestBytes, slow.ResponseBytes = sizeOf(e.req), sizeOf(e.resp)

@@ -309,7 +309,11 @@ func (p *pipe) end() {
 	}
 	p.mu.Unlock()
 	p.running.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, a := range p.answers {
 		a.body.Free()
 	}
+	// What was begun may be with its range for long, and knows the pipe. It must not keep all requests of the window.
+	p.under, p.answers = nil, nil
 }
