@@ -9,9 +9,14 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// maxLogRecords bounds the records of one part of the allocation log: some 20 KiB, next to which a message by itself
-// costs little. A revision's are in one part.
-const maxLogRecords = 4 * keyspace.MaxRevisionRanges
+const (
+	// maxLogRecords bounds the records of a part of the allocation log that is read: some 20 KiB, next to which a message by
+	// itself costs little. A revision's are in one part.
+	maxLogRecords = 4 * keyspace.MaxRevisionRanges
+	// sentLogRecords bounds those of a part that is sent. Older builds that read cluster version 4 refuse more, so larger
+	// parts need the next one.
+	sentLogRecords = keyspace.MaxRevisionRanges
+)
 
 // LogPosition is how far a follower knows the allocation log: up to Last, and from
 // which term's sequencer it learned that. The zero value knows nothing.

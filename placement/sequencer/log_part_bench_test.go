@@ -21,7 +21,7 @@ func logPart(b *testing.B, encode bool) {
 	for i := range keyspace.Revision(allocationLogEntries) {
 		l.append(Allocation{First: 1<<40 + 1 + i, Count: 1, Range: keyspace.RangeID(10_000 + i*7919%10_000), Generation: 7})
 	}
-	records := make([]Allocation, maxLogRecords)
+	records := make([]Allocation, sentLogRecords)
 	cpu, n, bytes, at := measure.CPU(), 0, 0, l.after
 	for b.Loop() {
 		if at == l.last {

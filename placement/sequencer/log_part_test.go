@@ -39,6 +39,20 @@ func TestAllocationLogDividesNoRevision(t *testing.T) {
 	}
 }
 
+// More records are read than are sent, so that later builds can send more.
+func TestDecodeLogPartsLargerThanSent(t *testing.T) {
+	for records, read := range map[int]bool{sentLogRecords: true, 4096: true, 4097: false} {
+		p := LogPart{Term: 7, After: 100, Last: 100 + keyspace.Revision(records)}
+		for i := range records {
+			p.Records = append(p.Records, Allocation{First: 101 + keyspace.Revision(i), Count: 1, Range: 1, Generation: 1})
+		}
+		got, err := DecodeLogPart(p.encode())
+		if (err == nil) != read || read && !slices.Equal(got.Records, p.Records) {
+			t.Errorf("a part of %d records: %d are read, %v", records, len(got.Records), err)
+		}
+	}
+}
+
 // A revision of several ranges comes in one part, also where the first of them was handed
 // those before it, and however many ranges it has.
 func TestLogPartOfSeveralRanges(t *testing.T) {

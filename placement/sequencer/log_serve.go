@@ -16,7 +16,7 @@ import (
 
 const (
 	// sharedParts is how many parts are kept for the followers that have not taken them yet.
-	sharedParts = 4
+	sharedParts = 16
 	// partCost is about what a part costs the sequencer's node for each follower, whatever is in it. The followers
 	// are woken so seldom that all their parts together take about one core.
 	partCost = 10 * time.Microsecond
@@ -57,7 +57,7 @@ type encodedPart struct {
 	term        uint64
 	after, last keyspace.Revision
 	bytes       []byte
-	// full says that there was no room for more. wakes is the number of wake-ups before: it holds all that they told of.
+	// full says that there was no room for all. wakes is the number of wake-ups before: it holds all that they told of.
 	full  bool
 	wakes uint64
 }
@@ -179,8 +179,9 @@ func (l *AllocationLog) part(term uint64, after keyspace.Revision) (e encodedPar
 		}
 	}
 	if p.records == nil {
-		p.records = make([]Allocation, maxLogRecords)
+		p.records = make([]Allocation, sentLogRecords)
 	}
+	_, _, end := l.Bounds() // what comes behind it from here on is told of by another wake-up
 	n, last, err := l.Read(term, after, p.records)
 	if err != nil || n == 0 {
 		return encodedPart{last: after}, false, err
@@ -191,7 +192,7 @@ func (l *AllocationLog) part(term uint64, after keyspace.Revision) (e encodedPar
 	part := LogPart{Term: term, After: after, Last: last, Records: clipped(p.records[:n], after, last)}
 	e = encodedPart{
 		term: term, after: after, last: last, bytes: part.encode(), wakes: p.wakes,
-		full: n > len(p.records)-keyspace.MaxRevisionRanges, // a revision with that many ranges has no room
+		full: last < end,
 	}
 	if !behind {
 		p.term, p.end = term, last

@@ -64,7 +64,7 @@ func TestFollowersShareParts(t *testing.T) {
 		synctest.Wait()
 		at := keyspace.Revision(100)
 		for range 10 {
-			for range 3 * maxLogRecords / 2 {
+			for range 3 * sentLogRecords / 2 {
 				at++
 				l.append(one(at))
 			}
@@ -118,6 +118,53 @@ func TestPartsMeet(t *testing.T) {
 	second := part(110, 115, false)
 	if part(110, 115, false) != second {
 		t.Error("the next part was encoded twice")
+	}
+}
+
+// Builds before this one read no more records of a part than this one sends. What finds no room is asked for at once.
+func TestFullParts(t *testing.T) {
+	const room = keyspace.MaxRevisionRanges
+	for _, c := range []struct {
+		records int
+		parts   []int
+	}{
+		{room - 1, []int{room - 1}},
+		{room, []int{room}},
+		{room + 1, []int{room, 1}},
+		{3 * room, []int{room, room, room}},
+	} {
+		l := newAllocationLog(allocationLogEntries)
+		l.restart(7, 100)
+		for i := range c.records {
+			l.append(one(101 + keyspace.Revision(i)))
+		}
+		at := keyspace.Revision(100)
+		for i, want := range c.parts {
+			e, more, err := l.part(7, at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(decoded(t, e.bytes).Records); got != want || more != (i < len(c.parts)-1) {
+				t.Errorf("part %d of %d records: %d records, more %t; want the parts %v", i, c.records, got, more, c.parts)
+			}
+			at = e.last
+		}
+	}
+}
+
+// A revision whose ranges have no room behind others comes in a part of its own, which is asked for at once.
+func TestFullPartBeforeALargeRevision(t *testing.T) {
+	l := newAllocationLog(allocationLogEntries)
+	l.restart(7, 100)
+	l.append(one(101))
+	l.append(one(102), make([]keyspace.RangeAt, keyspace.MaxRevisionRanges-1)...)
+	first, more, err := l.part(7, 100)
+	if n := len(decoded(t, first.bytes).Records); err != nil || first.last != 101 || n != 1 || !more {
+		t.Errorf("up to revision %d with %d records, more %t, %v", first.last, n, more, err)
+	}
+	second, more, err := l.part(7, 101)
+	if n := len(decoded(t, second.bytes).Records); err != nil || second.last != 102 || n != keyspace.MaxRevisionRanges || more {
+		t.Errorf("up to revision %d with %d records, more %t, %v", second.last, n, more, err)
 	}
 }
 
