@@ -69,10 +69,14 @@ func (c *Client) SetReplication(ctx context.Context, n int) error {
 	return c.PutSetting(ctx, fsm.SettingReplication, []byte(strconv.Itoa(n)))
 }
 
-// SetPaused has placement stop to decide, or go on.
+// SetPaused has placement stop to decide, or go on. Where it has stopped already, PausedSince stays.
 func (c *Client) SetPaused(ctx context.Context, paused bool) error {
 	var value []byte
 	if paused {
+		settings, _, err := c.Settings(ctx)
+		if err != nil || Paused(settings) {
+			return err
+		}
 		value = strconv.AppendInt(nil, c.o.Clock.Wall().UnixMilli(), 10)
 	}
 	return c.PutSetting(ctx, fsm.SettingPaused, value)

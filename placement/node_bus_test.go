@@ -60,8 +60,15 @@ func TestNodeStatesOverTheBus(t *testing.T) {
 		if v := r.leader().service.View(); !v.Paused() {
 			t.Error("placement is not paused")
 		}
-		if settings, _, err := at.Settings(ctx); err != nil || r.nodes[6].clock.Wall().Sub(PausedSince(settings).Time()).Abs() > time.Minute {
-			t.Errorf("paused since %v, %v", PausedSince(settings), err)
+		settings, _, err := at.Settings(ctx)
+		since := PausedSince(settings)
+		if err != nil || r.nodes[6].clock.Wall().Sub(since.Time()).Abs() > time.Minute {
+			t.Errorf("paused since %v, %v", since, err)
+		}
+		time.Sleep(time.Second)
+		must(at.SetPaused(ctx, true)) // asked again
+		if settings, _, err := at.Settings(ctx); err != nil || PausedSince(settings) != since {
+			t.Errorf("paused since %v and once more since %v, %v", since, PausedSince(settings), err)
 		}
 		must(at.SetPaused(ctx, false))
 		if v := r.leader().service.View(); v.Paused() {
