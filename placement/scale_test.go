@@ -36,7 +36,7 @@ const (
 	askedPut   = 95 * time.Nanosecond
 	// logPart is what a part of the allocation log costs for each follower without the bus, whatever is in it: what
 	// followers add to BenchmarkAsked.
-	logPart = 2500 * time.Nanosecond
+	logPart = 600 * time.Nanosecond
 	// logRead and logEncode are what a part costs for each record, once for all that take it: BenchmarkLogPart. Allocations
 	// wait for logRead.
 	logRead   = 3 * time.Nanosecond

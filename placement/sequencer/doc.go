@@ -33,7 +33,7 @@
 // leadership, a stop of the leader) lowers the ceiling to the last revision before anybody else
 // can start from it. A lost leader leaves a gap, and so may a stop of all nodes at once
 // (docs/decisions/0023-stop-of-all-nodes.md). The gap is at most CeilingBlock, or the revisions of eight commits of a
-// ceiling where those are more, and at most MaxCeilingBlock.
+// ceiling where those are more, or four times the block before where batches waited for it, and at most MaxCeilingBlock.
 //
 // S4. A batch that is repeated with its number gets the same answer again, as long as it is the
 // last one of its process.
