@@ -33,6 +33,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeBackend struct {
 	// held is what HoldUpgrade was told.
 	held bool
+	// as is what the node of Survey says of itself, if not that it serves.
+	as *adminpb.NodeSurvey
 	// watchers is what Watchers was asked for.
 	watchers string
 	err      error
@@ -81,6 +83,9 @@ func (f *fakeBackend) Holds(context.Context) (*adminpb.HoldListResponse, error) 
 
 // Survey is of a node that is alone.
 func (f *fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
+	if f.as != nil {
+		return &adminpb.SurveyResponse{Asked: "n2", Nodes: []*adminpb.NodeSurvey{f.as}}, f.err
+	}
 	return &adminpb.SurveyResponse{Asked: "n1", Nodes: []*adminpb.NodeSurvey{{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true}}}}, f.err
 }
 

@@ -322,14 +322,23 @@ func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.Admin
 }
 
 func callOne[Q, A any](ctx context.Context, c *Client, ep endpoint, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
+	conn, err := c.connect(ep)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return callAs(ctx, &c.login, conn, req, f)
+}
+
+// connect returns a connection that its first call makes.
+func (c *Client) connect(ep endpoint) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient(ep.target, grpc.WithTransportCredentials(ep.creds),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: c.dial}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)))
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", ep.name, err)
 	}
-	defer conn.Close()
-	return callAs(ctx, &c.login, conn, req, f)
+	return conn, nil
 }
 
 // refusal returns the refusal that came with a status, if one did.

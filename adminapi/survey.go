@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -75,11 +77,13 @@ func (c *Client) surveyAt(ctx context.Context, ep endpoint, left int) (*adminpb.
 	return callOne(ctx, c, ep, &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
 }
 
-// probeTime is how long a node that the others do not hear may take to answer at its client URL.
-const probeTime = 2 * time.Second
+// probeTime is how long the nodes that the others do not hear may take to answer at their client URLs. It is longer than
+// such a node waits in vain for the others before it tells what it knows (package operate's askTimeout).
+const probeTime = 5 * time.Second
 
 // Probe asks the dead nodes of a survey at their client URLs, and notes what they say: an ended process is to be started, and one that
-// runs has another trouble. Of its certificate such a node alone can tell.
+// runs has another trouble. Of its certificate such a node alone can tell. Nobody is logged in: a node without a quorum knows
+// no passwords, and they are no business of whoever has the address now.
 func (c *Client) Probe(ctx context.Context, s *adminpb.SurveyResponse) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -98,25 +102,53 @@ func (c *Client) probe(ctx context.Context, n *adminpb.NodeSurvey) {
 		n.Error = err.Error()
 		return
 	}
-	own, err := callOne(ctx, at, at.endpoints[0], &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
-	switch text := status.Convert(err).Message(); {
-	case err == nil:
-	case strings.Contains(text, "connection refused"):
-		n.Error = "nothing listens at " + at.endpoints[0].name
-		return
-	case status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable:
-		if _, why, bad := strings.Cut(text, badX509); bad {
-			n.Error = fmt.Sprintf("%s: its certificate is refused: %s%s", at.endpoints[0].name, badX509, why)
-			return
-		}
-		n.Error = fmt.Sprintf("%s does not answer: %s", at.endpoints[0].name, text)
+	at.As("", "")
+	if n.Error = at.whoAnswers(ctx, n.GetNode().GetId()); n.Error != runsUnheard {
 		return
 	}
-	// It has answered, if only that it may not be asked.
-	n.Error = runsUnheard
+	own, err := callOne(ctx, at, at.endpoints[0], &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
+	if err != nil {
+		return // that it runs is known
+	}
 	for _, o := range own.GetNodes() {
 		if o.GetNode().GetId() == n.GetNode().GetId() {
 			n.CertificateFile, n.CertificateLeftMs, n.CertificateLifeMs = o.GetCertificateFile(), o.GetCertificateLeftMs(), o.GetCertificateLifeMs()
 		}
 	}
+}
+
+// whoAnswers says who answers at the only endpoint, where a node of this id is looked for: runsUnheard if it is that node. The
+// node's own list of members is asked for, since it waits for nobody, and its header has the id of the node that answers.
+func (c *Client) whoAnswers(ctx context.Context, id string) string {
+	at := c.endpoints[0]
+	conn, err := c.connect(at)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	list, err := etcdserverpb.NewClusterClient(conn).MemberList(ctx, &etcdserverpb.MemberListRequest{})
+	text := status.Convert(err).Message()
+	_, why, bad := strings.Cut(text, badX509)
+	switch {
+	case err == nil:
+		who := list.GetHeader().GetMemberId()
+		name := strconv.FormatUint(who, 16)
+		if name == id {
+			return runsUnheard
+		}
+		for _, m := range list.GetMembers() {
+			if m.GetID() == who {
+				name = cmp.Or(m.GetName(), name)
+			}
+		}
+		return fmt.Sprintf("%s (%s) answers at %s", anotherAnswers, name, at.name)
+	case strings.Contains(text, "etcdserver: "):
+	case strings.Contains(text, "connection refused"):
+		return "nothing listens at " + at.name
+	case bad:
+		return fmt.Sprintf("%s: its certificate is refused: %s%s", at.name, badX509, why)
+	case status.Code(err) == codes.Unavailable || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled:
+		return fmt.Sprintf("%s does not answer: %s", at.name, text)
+	}
+	return fmt.Sprintf("%s%s, and does not say which node it is: %s", somethingAnswers, at.name, text)
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -62,7 +64,36 @@ func TestSurveyStories(t *testing.T) {
 	})
 }
 
-// A node that the others do not hear is asked at its client URL. Its process has ended, hangs, runs, or has a bad certificate.
+// stranger is not to be told a password.
+type stranger struct {
+	etcdserverpb.UnimplementedAuthServer
+	t *testing.T
+}
+
+func (s stranger) Authenticate(context.Context, *etcdserverpb.AuthenticateRequest) (*etcdserverpb.AuthenticateResponse, error) {
+	s.t.Error("a probe logs in")
+	return nil, rpctypes.ErrGRPCAuthFailed
+}
+
+// listing is a node's answer with its members, or that it has not the right.
+type listing struct {
+	etcdserverpb.UnimplementedClusterServer
+	as  uint64
+	err error
+}
+
+func (l *listing) MemberList(_ context.Context, q *etcdserverpb.MemberListRequest) (*etcdserverpb.MemberListResponse, error) {
+	if q.GetLinearizable() {
+		return nil, rpctypes.ErrGRPCTimeout // it hears no others
+	}
+	return &etcdserverpb.MemberListResponse{
+		Header:  &etcdserverpb.ResponseHeader{MemberId: l.as},
+		Members: []*etcdserverpb.Member{{ID: 0xa1, Name: "n1"}, {ID: 0xa2, Name: "n2"}},
+	}, l.err
+}
+
+// A node that the others do not hear is asked at its client URL. Its process has ended, hangs, runs, or has a bad certificate, or
+// another process has its address. Whoever has it gets no password.
 func TestProbeOfDeadNodes(t *testing.T) {
 	listen := func() (net.Listener, string) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,20 +102,26 @@ func TestProbeOfDeadNodes(t *testing.T) {
 		}
 		return l, "http://" + l.Addr().String()
 	}
-	closed, ended := listen()
-	closed.Close()
+	const ended = "http://127.0.0.1:1" // a port that the kernel gives to nobody
 	mute, hangs := listen()
 	defer mute.Close()
 	bad := httptest.NewUnstartedServer(http.NotFoundHandler())
 	bad.EnableHTTP2 = true
 	bad.StartTLS()
 	defer bad.Close()
-	l, runs := listen()
-	s := grpc.NewServer()
-	Register(s, &fakeBackend{})
-	done := make(chan struct{})
-	go func() { defer close(done); _ = s.Serve(l) }()
-	defer func() { s.Stop(); <-done }()
+	serve := func(as uint64, err error) string {
+		l, url := listen()
+		s := grpc.NewServer()
+		Register(s, &fakeBackend{as: &adminpb.NodeSurvey{Node: &adminpb.Node{Id: "a2"}, CertificateFile: "n2/node.crt"}})
+		etcdserverpb.RegisterClusterServer(s, &listing{as: as, err: err})
+		etcdserverpb.RegisterAuthServer(s, stranger{t: t})
+		done := make(chan struct{})
+		go func() { defer close(done); _ = s.Serve(l) }()
+		t.Cleanup(func() { s.Stop(); <-done })
+		return url
+	}
+	runs, other, unnamed := serve(0xa2, nil), serve(0xa1, nil), serve(0xb7, nil)
+	checked, lost := serve(0, rpctypes.ErrGRPCUserEmpty), serve(0, rpctypes.ErrGRPCNoLeader)
 	probe := func(url string, dial time.Duration, want string) {
 		t.Helper()
 		c, err := NewClient([]string{url}, nil)
@@ -92,17 +129,25 @@ func TestProbeOfDeadNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.dial = dial
-		n := &adminpb.NodeSurvey{Node: &adminpb.Node{Name: "n2", State: StateDead, ClientUrls: []string{url}}}
+		c.As("root", "secret")
+		n := &adminpb.NodeSurvey{Node: &adminpb.Node{Id: "a2", Name: "n2", State: StateDead, ClientUrls: []string{url}}}
 		if c.probe(t.Context(), n); !strings.HasPrefix(n.GetError(), want) {
 			t.Errorf("%q, want %q", n.GetError(), want)
+		}
+		if told := n.GetCertificateFile() != ""; told != (url == runs) {
+			t.Errorf("%q: of its certificate it says %q", n.GetError(), n.GetCertificateFile())
 		}
 	}
 	probe(ended, time.Minute, "nothing listens at "+ended)
 	probe(hangs, 100*time.Millisecond, hangs+" does not answer: ")
 	probe(runs, time.Minute, runsUnheard)
+	probe(other, time.Minute, "another node (n1) answers at "+other)
+	probe(unnamed, time.Minute, "another node (b7) answers at "+unnamed)
+	probe(checked, time.Minute, "something answers at "+checked+", and does not say which node it is: etcdserver: user name is empty")
+	probe(lost, time.Minute, "something answers at "+lost+", and does not say which node it is: etcdserver: no leader")
 	probe(bad.URL, time.Minute, bad.URL+": its certificate is refused: x509: ")
 	// One that is heard is not asked.
-	c, err := NewClient([]string{l.Addr().String()}, nil)
+	c, err := NewClient([]string{runs}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,8 +16,8 @@ const (
 	// later: it is one in the last fifth of its life.
 	certificateWarning = 30 * 24 * time.Hour
 	certificatePart    = 5
-	// A watcher that begins in the past reads history for a while. From lagNote on that is told, from lagWarning on it is wrong.
-	lagNote, lagWarning = 10 * time.Second, 15 * time.Minute
+	// LagNote is from when on it is told that watchers read history: one that begins in the past does so for a while.
+	LagNote = 10 * time.Second
 	// hotRequests in a second, of one range that has hotPercent of all, make a hot range.
 	hotRequests, hotPercent = 500, 75
 )
@@ -59,21 +59,19 @@ func checkCertificates(s *adminpb.SurveyResponse) (all []Finding) {
 	return all
 }
 
-// checkWatchers finds nodes whose clients do not keep up with what they watch.
+// checkWatchers finds nodes whose clients do not keep up with what they watch. It is no more than a note however long it lasts:
+// new watchers may lag each for a moment, and who lags for long harms itself alone.
 func checkWatchers(s *adminpb.SurveyResponse) (all []Finding) {
 	for _, n := range s.GetNodes() {
-		lasts := time.Duration(n.GetLaggingMs()) * time.Millisecond
-		if n.GetLaggingWatchers() == 0 || lasts < lagNote {
+		if n.GetLaggingWatchers() == 0 || time.Duration(n.GetLaggingMs())*time.Millisecond < LagNote {
 			continue
 		}
-		severity := Note
-		if lasts >= lagWarning {
-			severity = Warning
+		what := fmt.Sprintf("watchers of %s lag (%d), one or another for %s", n.GetNode().GetName(), n.GetLaggingWatchers(), span(n.GetLaggingMs()))
+		if n.GetLaggingClient() != "" {
+			what += fmt.Sprintf(": lately that of client %s most, by %d revisions", n.GetLaggingClient(), n.GetLaggingRevisions())
 		}
 		all = append(all, Finding{
-			severity, "watchers",
-			fmt.Sprintf("watchers of %s lag (%d), for %s: that of client %s is %d revisions behind",
-				n.GetNode().GetName(), n.GetLaggingWatchers(), span(n.GetLaggingMs()), n.GetLaggingClient(), n.GetLaggingRevisions()),
+			Note, "watchers", what,
 			"skein debug watchers names them and what they watch: have these clients take their events sooner, or restart them",
 		})
 	}
@@ -154,10 +152,12 @@ func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
 
 func tellsTime(n *adminpb.NodeSurvey) bool { return n.GetNode().GetAlive() && n.GetError() == "" }
 
-// What a node that others do not hear says at its client URL.
+// What there is at the client URL of a node that others do not hear.
 const (
-	runsUnheard = "its process runs and answers clients, and the others do not hear it"
-	badX509     = "x509: "
+	runsUnheard      = "its process runs and answers clients, and the others do not hear it"
+	anotherAnswers   = "another node"
+	somethingAnswers = "something answers at "
+	badX509          = "x509: "
 )
 
 // deadNext is what to do about a node that others do not hear, by what it says at its client URL.
@@ -167,6 +167,10 @@ func deadNext(name, why string) string {
 		return fmt.Sprintf("make it another certificate (skein cert create-node %s --overwrite), and put it in the place of the old one; skein cert check says what is wrong with it", name)
 	case strings.HasPrefix(why, runsUnheard):
 		return "see its log, its certificates, and the network: the peer port needs UDP and TCP"
+	case strings.HasPrefix(why, anotherAnswers):
+		return "start it again if its process has ended; give each node a client URL of its own (--advertise-client-urls) that leads to it from everywhere"
+	case strings.HasPrefix(why, somethingAnswers):
+		return "see whether its process runs. If it does: its log, its certificates, and the network (the peer port needs UDP and TCP); if not, start it again"
 	}
 	return "start it again; skein node show " + name + " says what becomes of its replicas"
 }
