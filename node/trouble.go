@@ -21,8 +21,12 @@ const (
 	troubleEvery = 5 * time.Second
 	// clockStep is from when on two readings of the wall clock differ by more than the time between them.
 	clockStep = 500 * time.Millisecond
+	// clockTogether is for how long the wall clock may be read to belong to a reading of the other one.
+	clockTogether = clockStep / 10
 	// clockStepKept is for how long a step is told.
 	clockStepKept = time.Hour
+	// laggardEvery lies between two times that the watcher furthest behind is looked for: that looks at all watchers.
+	laggardEvery = time.Minute
 )
 
 // troubles knows since when something troubles this node, and tells it by lines of the log and to operators.
@@ -44,11 +48,13 @@ type troubles struct {
 	slow, fullSince, lags clock.Time
 	fullWhy               string
 	lag                   operate.Lag
+	// named is when the watcher furthest behind was last looked for, 0 before.
+	named clock.Time
 	// cert ends at until; told is what the log has of it.
 	cert, told  string
 	until       time.Time
 	life        time.Duration
-	now         clock.Time // of the last look, with the wall clock then
+	now         clock.Time // of a look, with the wall clock then
 	wall        time.Time
 	step        time.Duration
 	stepped     clock.Time
@@ -98,21 +104,36 @@ func (c *Core) lacks() string {
 
 // look is one look.
 func (t *troubles) look() {
-	slow, full, lag := t.fsync() >= adminapi.FsyncWarning, t.full(), t.whoLags()
+	t.note(t.fsync() >= adminapi.FsyncWarning, t.full(), t.lagging())
+	t.nameLaggard()
+}
+
+func (t *troubles) note(slow bool, full string, lagging int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now, wall := t.clock.Now(), t.clock.Wall()
+	// If the process has stood still meanwhile, one reading is older than the other, and the next look compares with the last one.
+	if t.clock.Now().Sub(now) < clockTogether {
+		t.compareClocks(now, wall)
+	}
+	begins(&t.slow, slow, now)
+	begins(&t.fullSince, full != "", now)
+	begins(&t.lags, lagging > 0, now)
+	t.fullWhy, t.lag.Watchers = full, lagging
+	if lagging == 0 {
+		t.lag = operate.Lag{}
+	}
+	t.readCertificates()
+	t.tellCertificate(wall)
+}
+
+// compareClocks finds that the wall clock was set since the last look.
+func (t *troubles) compareClocks(now clock.Time, wall time.Time) {
 	if step := wall.Sub(t.wall) - now.Sub(t.now); !t.wall.IsZero() && step.Abs() >= clockStep {
 		t.step, t.stepped = step, now
 		t.log.Warn("the clock of this machine was set", zap.Duration("by", step))
 	}
 	t.now, t.wall = now, wall
-	begins(&t.slow, slow, now)
-	begins(&t.fullSince, full != "", now)
-	begins(&t.lags, lag.Watchers > 0, now)
-	t.fullWhy, t.lag = full, lag
-	t.readCertificates()
-	t.tellCertificate(wall)
 }
 
 // begins keeps since when something is so.
@@ -125,17 +146,30 @@ func begins(since *clock.Time, is bool, now clock.Time) {
 	}
 }
 
-// whoLags finds the watcher that is furthest behind, if some are.
-func (t *troubles) whoLags() (l operate.Lag) {
-	l.Watchers = t.lagging()
+// nameLaggard finds the watcher that is furthest behind, if some have been so long enough to be told.
+func (t *troubles) nameLaggard() {
 	list := t.watchers()
-	if l.Watchers == 0 || list == nil {
-		return l
+	if list == nil || !t.laggardWanted() {
+		return
 	}
-	for _, w := range list(1).GetWatchers() {
-		l.Client, l.Behind = w.GetClient(), w.GetBehind()
+	all := list(1).GetWatchers()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, w := range all {
+		t.lag.Client, t.lag.Behind = w.GetClient(), w.GetBehind()
 	}
-	return l
+}
+
+// laggardWanted says whether it is time to look for the watcher that is furthest behind.
+func (t *troubles) laggardWanted() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.clock.Now()
+	if t.lags == 0 || now.Sub(t.lags) < adminapi.LagNote || t.named != 0 && now.Sub(t.named) < laggardEvery {
+		return false
+	}
+	t.named = now
+	return true
 }
 
 // readCertificates finds the certificate that ends first. A file that cannot be read is told where it is used.

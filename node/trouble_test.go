@@ -109,18 +109,30 @@ func certificate(dir string, end time.Time) error {
 	return err
 }
 
+// stalling is a clock of a process that stands still before it reads the wall clock.
+type stalling struct {
+	*simclock.Clock
+	stall time.Duration
+}
+
+func (c *stalling) Wall() time.Time {
+	time.Sleep(c.stall)
+	return c.Clock.Wall()
+}
+
 // Troubles are told with since when, as ages, and by a line of the log each, however long they last. A certificate is one line
 // before its end, one at its end, and the next one too.
 func TestTroubles(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
-		fsync, full, lags, c := time.Millisecond, "", 0, simclock.New(0, 1)
+		fsync, full, lags, walks, c := time.Millisecond, "", 0, 0, &stalling{Clock: simclock.New(0, 1)}
 		o := &troubles{
 			log: zap.New(core), clock: c, certificates: []string{filepath.Join(dir, "n2", "node.crt"), filepath.Join(dir, "none")},
 			fsync: func() time.Duration { return fsync }, full: func() string { return full }, lagging: func() int { return lags },
 			watchers: func() func(int) *adminpb.WatcherListResponse {
 				return func(int) *adminpb.WatcherListResponse {
+					walks++
 					return &adminpb.WatcherListResponse{Watchers: []*adminpb.Watcher{{Client: "10.0.0.9:1", Behind: 7}}}
 				}
 			},
@@ -142,9 +154,21 @@ func TestTroubles(t *testing.T) {
 		if r.FsyncSlow != 20*time.Second || r.Full != 20*time.Second || r.FullWhy != "no room" || r.Lag != (operate.Lag{Watchers: 2, For: 20 * time.Second, Client: "10.0.0.9:1", Behind: 7}) {
 			t.Errorf("with troubles: %+v", r)
 		}
+		// Who lags is asked for once it is told, and then once a minute: that takes time where there are very many.
+		if looks(12 * 4); walks != 5 {
+			t.Errorf("the watchers were listed %d times", walks)
+		}
 		fsync, full, lags = time.Millisecond, "", 0
 		if r := looks(1); !reflect.DeepEqual(r, operate.Report{}) || logs.Len() != 0 {
 			t.Errorf("afterwards: %+v, %v", r, logs.All())
+		}
+		c.stall = clockStep + time.Millisecond
+		if r := looks(1); r.ClockStep != 0 {
+			t.Errorf("a stall: %+v", r)
+		}
+		c.stall = 0
+		if r := looks(2); r.ClockStep != 0 || logs.Len() != 0 {
+			t.Errorf("after a stall: %+v, %v", r, logs.All())
 		}
 		c.StepWall(-time.Minute)
 		if r := looks(2); r.ClockStep != -time.Minute || r.ClockStepped != 10*time.Second || logs.FilterMessage("the clock of this machine was set").Len() != 1 {

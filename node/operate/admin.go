@@ -207,7 +207,8 @@ type Report struct {
 // there is.
 type Lag struct {
 	Watchers int
-	// For how long there have been some; who is furthest behind, and by how many revisions.
+	// For how long there have been some; who was furthest behind when that was last looked for, and by how many revisions. Client is
+	// empty before that.
 	For    time.Duration
 	Client string
 	Behind uint64
