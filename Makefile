@@ -53,7 +53,7 @@ PURE         := /placement/decide
 # Where -short leaves something out, in this module.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' ':!conformance' ':!bench' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim scale kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim scale kills elastic tails documents planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -109,6 +109,7 @@ soak:
 	$(MAKE) packages
 	$(MAKE) chart
 	$(MAKE) console
+	$(MAKE) documents
 	$(MAKE) chaos DURATION=1h
 	$(MAKE) chaos-local DURATION=30m
 	$(MAKE) chaos-planted
@@ -228,6 +229,10 @@ elastic:
 # long runs the first four.
 tails:
 	SKEIN_SIM_SEEDS=$(SEEDS) go test $(TAGS) -count=1 -timeout 10h -run '^TestTailsWithChanges$$' ./recovery
+
+# The commands of README.md and the documents, as they are written, on a cluster of processes.
+documents:
+	go test $(TAGS) -count=1 -timeout 1h -v -run '^TestDocumentedCommandsRun$$' ./cmd/skein -documents
 
 # Each mutation: the seed and checker that find it, and the same seeds without it. What runs has bounds of its own.
 # ARGS="-run 'TestMutations/fsync_skipped'" looks for one.

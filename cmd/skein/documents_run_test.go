@@ -176,6 +176,57 @@ func TestDocumentedCommandsRun(t *testing.T) {
 	if !*runDocuments {
 		t.Skip("left out: it runs with -documents alone")
 	}
+	s := newStory(t)
+	for _, c := range documentLines(t) {
+		if c.runs {
+			s.does(c.line, c.step)
+		}
+	}
+}
+
+// TestDocumentedCommandsAreKnown: testdata/documents lists the commands of the documents in the order in which
+// TestDocumentedCommandsRun runs them, and those that it leaves out. A command that is new there has to be run, or left out for a
+// reason.
+func TestDocumentedCommandsAreKnown(t *testing.T) {
+	var list strings.Builder
+	for _, c := range documentLines(t) {
+		does := "runs"
+		if !c.runs {
+			does = "leaves out"
+		}
+		fmt.Fprintln(&list, does, c.at)
+	}
+	const path = "testdata/documents"
+	if os.Getenv("SKEIN_REWRITE") != "" {
+		if err := os.WriteFile(path, []byte(list.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, now := strings.Split(string(was), "\n"), strings.Split(list.String(), "\n")
+	for i := range max(len(before), len(now)) {
+		if i < len(before) && i < len(now) && before[i] == now[i] {
+			continue
+		}
+		t.Fatalf("line %d of cmd/skein/%s and the documents differ from here on:\nthe list: %q\nthe documents: %q\nsee with make documents that the commands work "+
+			"(steps and elsewhere say what they need, and which are left out), and then write the list: SKEIN_REWRITE=1 go test ./cmd/skein -run TestDocumentedCommandsAreKnown",
+			i+1, path, before[min(i, len(before)):min(i+1, len(before))], now[min(i, len(now)):min(i+1, len(now))])
+	}
+}
+
+// documentLine is a command of a document. at is the line with its page before it.
+type documentLine struct {
+	at, line string
+	runs     bool
+	step     step
+}
+
+// documentLines returns the commands of the documents in the order in which they are run.
+func documentLines(t *testing.T) (all []documentLine) {
+	t.Helper()
 	parts := map[string][]string{}
 	order := slices.Clone(told)
 	for _, doc := range documents {
@@ -193,8 +244,7 @@ func TestDocumentedCommandsRun(t *testing.T) {
 			}
 		}
 	}
-	s := newStory(t)
-	used, count := map[string]bool{}, 0
+	used := map[string]bool{}
 	for _, part := range order {
 		if len(parts[part]) == 0 && slices.Contains(told, part) {
 			t.Errorf("%s: no such part, or no commands", part)
@@ -204,9 +254,9 @@ func TestDocumentedCommandsRun(t *testing.T) {
 			at := doc + ": " + line
 			if i := slices.IndexFunc(elsewhere, func(row [2]string) bool { return strings.HasPrefix(at, row[0]) }); i >= 0 {
 				used[elsewhere[i][0]] = true
+				all = append(all, documentLine{at: at, line: line})
 				continue
 			}
-			count++
 			key := strings.Replace(at, " bin/skein", " skein", 1)
 			var st step
 			for begin, its := range steps {
@@ -214,7 +264,7 @@ func TestDocumentedCommandsRun(t *testing.T) {
 					st, used[begin] = its, true
 				}
 			}
-			s.does(line, st)
+			all = append(all, documentLine{at: at, line: line, runs: true, step: st})
 		}
 	}
 	for _, row := range elsewhere {
@@ -227,7 +277,7 @@ func TestDocumentedCommandsRun(t *testing.T) {
 			t.Errorf("no command begins with %q", begin)
 		}
 	}
-	t.Logf("%d commands", count)
+	return all
 }
 
 // commandsOf returns the commands of a document's block, and none of one with anything else.
