@@ -176,8 +176,9 @@ func TestDocumentedCommandsRun(t *testing.T) {
 	if !*runDocuments {
 		t.Skip("left out: it runs with -documents alone")
 	}
+	all := documentLines(t)
 	s := newStory(t)
-	for _, c := range documentLines(t) {
+	for _, c := range all {
 		if c.runs {
 			s.does(c.line, c.step)
 		}
