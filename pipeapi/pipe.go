@@ -314,6 +314,7 @@ func (p *pipe) end() {
 	for _, a := range p.answers {
 		a.body.Free()
 	}
-	// What was begun may be with its range for long, and knows the pipe. It must not keep all requests of the window.
+	// A change that was begun may wait for its range for long, and it refers to the pipe. It must not keep all requests of
+	// the window.
 	p.under, p.answers = nil, nil
 }

@@ -47,9 +47,9 @@
 // fsync serve all groups of the pass. Messages that must wait for the fsync (MsgAppResp,
 // votes) are among the batch's responses.
 //
-// Who brings work runs the pass, if none is under way or has just ended, and next to nothing waits: whoever proposes, the bus's reader, the
-// wal's writer, the applier. Else the worker's goroutine does. To wake that costs more than the pass of one
-// group, and a put had ten such wake-ups on three nodes.
+// Work comes from proposers, the bus's reader, the wal's writer and the applier. Each of them runs the pass over it
+// itself, unless a pass is under way or has just ended, or more groups wait. Then the worker's goroutine runs it.
+// Waking that goroutine costs more than the pass of one group.
 //
 // A pass waits for nothing but reads of the log. Only entries that are no longer in memory
 // need one: a lagging follower asks for them, or a restart has to apply them. Such reads are

@@ -32,7 +32,7 @@
 // in turn and loads the range map anew. A node that is not alive is asked last.
 //
 // Start is for callers without a goroutine for each request. It begins the first attempt of Put, DeleteRange or Txn, if the
-// range is led here. What it returns waits for the answer, and goes on as they do.
+// range is led here. The function that it returns waits for the answer, and then tries again as those three do.
 //
 // # Life of a get
 //

@@ -27,7 +27,7 @@ func pipeFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.DurationVar(&o.settle, "settle", 70*time.Second, "unmeasured load of 16 clients of each side at the beginning: by then Skein's placement has followed it")
 	set.StringVar(&o.workloads, "workloads", "put,get", "workloads of loadtest")
 	set.StringVar(&o.etcdClients, "etcd-clients", "64,256,1000", "numbers of clients of etcd's unary calls, on at most 100 connections")
-	set.StringVar(&o.pipeClients, "pipe-clients", "256,1000,2000,4000", "numbers of clients of Skein's pipe, on three connections to each node")
+	set.StringVar(&o.pipeClients, "pipe-clients", "256,1000,2000,4000", "numbers of clients of Skein's pipe, on one connection to each node")
 	set.StringVar(&o.prefix, "prefix", "/registry/", "stands before each key")
 	set.DurationVar(&o.p99, "p99", 50*time.Millisecond, "a number of clients counts if the p99 of its turns is no longer, in the median")
 	return func(ctx context.Context, b *bench) error { return pipe(ctx, b, o) }
@@ -41,7 +41,7 @@ type pipeKind struct {
 
 func (k pipeKind) String() string { return fmt.Sprintf("%s %s/%d", k.side, k.workload, k.clients) }
 
-// pipeKinds are a workload's rows of both sides: one client first.
+// kinds are a workload's rows of both sides: one client first.
 func (o *pipeOptions) kinds(workload string) (kinds []pipeKind, err error) {
 	for _, s := range []struct{ side, clients string }{{etcdSide, o.etcdClients}, {skeinSide, o.pipeClients}} {
 		all, err := counts(s.clients)
@@ -58,6 +58,14 @@ func (o *pipeOptions) kinds(workload string) (kinds []pipeKind, err error) {
 // pipe compares etcd's unary calls to etcd with Skein's pipe, each with one client and with the number of clients at which it is
 // fastest. All keys of Skein are in one range, as etcd's are.
 func pipe(ctx context.Context, b *bench, o pipeOptions) error {
+	workloads := strings.Split(o.workloads, ",")
+	kinds := map[string][]pipeKind{}
+	for _, workload := range workloads {
+		var err error
+		if kinds[workload], err = o.kinds(workload); err != nil {
+			return err
+		}
+	}
 	sides := map[string]*cluster{etcdSide: b.etcd(), skeinSide: b.skein(keepRanges...)}
 	turns := map[string][]rowTurn{}
 	err := b.with(ctx, []*cluster{sides[etcdSide], sides[skeinSide]}, func() error {
@@ -68,12 +76,8 @@ func pipe(ctx context.Context, b *bench, o pipeOptions) error {
 			}
 		}
 		for i := range o.pairs {
-			for workload := range strings.SplitSeq(o.workloads, ",") {
-				kinds, err := o.kinds(workload)
-				if err != nil {
-					return err
-				}
-				for _, k := range kinds {
+			for _, workload := range workloads {
+				for _, k := range kinds[workload] {
 					t, err := sides[k.side].pipeTurn(ctx, b, o, k, o.turn, "--fill=false")
 					if err != nil {
 						return fmt.Errorf("%v, pair %d: %w", k, i+1, err)
@@ -85,12 +89,8 @@ func pipe(ctx context.Context, b *bench, o pipeOptions) error {
 		}
 		return nil
 	})
-	for workload := range strings.SplitSeq(o.workloads, ",") {
-		kinds, bad := o.kinds(workload)
-		if bad != nil {
-			return bad
-		}
-		o.write(workload, kinds, turns)
+	for _, workload := range workloads {
+		o.write(workload, kinds[workload], turns)
 	}
 	if saved := b.save("pipe.json", turns); err == nil {
 		err = saved
