@@ -342,12 +342,14 @@ check-tidy:
 
 # Known vulnerabilities in what Skein calls, of its modules and of Go. Where Go's database (vuln.go.dev) cannot be
 # reached, the entries of a fixed day take its place, from the module that it is made of; VULNDB=file:///DIR is another
-# one. Without either it says that nothing was checked, and is no failure: the tree is as good as before. Nor is what the
-# standard library of this Go has: the tree names no Go, and whoever builds a release takes the newest. The last line says
-# what was found, and by what.
+# one. Without either it says that nothing was checked, and is no failure: the tree is as good as before. The Go is that of
+# releases, go.mod's toolchain; where it cannot be had, the one that is there. What has become known of its standard library
+# is no failure either: the next release takes a newer one. The last line says what was found, and by what.
 VULNDB ?=
 vulncheck: $(VULNCHECK)
 	@out=$$(mktemp); trap 'rm -f "$$out"' EXIT; from='$(or $(VULNDB),the database of today)'; \
+	toolchain=$$(go mod edit -json | sed -n 's/.*"Toolchain": "\(.*\)".*/\1/p'); \
+	if GOTOOLCHAIN=$$toolchain go version >"$$out" 2>&1; then export GOTOOLCHAIN=$$toolchain; else cat "$$out"; fi; \
 	check() { code=0; $(VULNCHECK) $$1 $(TAGS) ./... >"$$out" 2>&1 || code=$$?; }; \
 	check $(addprefix -db=,$(VULNDB)); \
 	if [ $$code != 0 ] && grep -q '^govulncheck: fetching vulnerabilities:' "$$out"; then \
@@ -360,7 +362,7 @@ vulncheck: $(VULNCHECK)
 	fi; \
 	sed '/^      #\([2-9]\|[0-9][0-9]\)/d' "$$out"; \
 	if [ $$code = 0 ]; then \
-	  echo "vulncheck: clean, by $$from"; \
+	  echo "vulncheck: clean with $$(go env GOVERSION), by $$from"; \
 	elif [ $$code = 3 ] && grep -q '^  Standard library' "$$out" && ! grep -q '^  Module: ' "$$out"; then \
 	  newer=$$(sed -n 's/.*Fixed in: .*@\(go[0-9.]*\)$$/\1/p' "$$out" | sort -V | tail -n 1); \
 	  echo "vulncheck: the modules are clean, and the standard library of $$(go env GOVERSION) is not: a release needs $$newer or later; by $$from"; \

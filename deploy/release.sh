@@ -1,11 +1,13 @@
 #!/bin/sh
 # Makes what is published for one architecture, in the directory $1: the binary, a Debian package, the root of the image,
-# and the SBOM. The same commit gives the same bytes: times are those of the commit, and no path of this machine or C
-# compiler is in them. ARCH is Go's name of the architecture.
+# and the SBOM. The same commit gives the same bytes: the Go is go.mod's toolchain, times are those of the commit, and no path of
+# this machine or C compiler is in them. ARCH is Go's name of the architecture.
 set -eu
 cd "$(dirname "$0")/.."
 
 DIST=$(realpath -m "$1")
+GOTOOLCHAIN=$(go mod edit -json | sed -n 's/.*"Toolchain": "\(.*\)".*/\1/p')
+export GOTOOLCHAIN
 ARCH=${ARCH:-$(go env GOARCH)}
 VERSION=$(sed -n 's/.*SkeinVersion = "\(.*\)"/\1/p' etcdapi/version.go)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
