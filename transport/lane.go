@@ -11,7 +11,8 @@ import (
 )
 
 // Lane is the outgoing queue of one stream of a session: one class, one order
-// slot. Users append frames to it; the carrier's writer takes them in batches.
+// slot. Users append frames to it; the carrier's writer takes them in batches. A frame that comes alone is written by
+// who sends it, where the carrier can do that without a wait: to wake the writer costs more.
 type Lane struct {
 	class   Class
 	slot    int
@@ -30,6 +31,8 @@ type Lane struct {
 	idle   bool   // the writer waits for wake
 	linger linger
 	closed bool
+	// tryWrite writes all of b or nothing, and does not block. It is nil where the carrier has no such thing.
+	tryWrite func(b []byte) error
 }
 
 // chunk is a run of whole frames that leaves in one write.
@@ -85,13 +88,20 @@ func (l *Lane) put(h *header, payload []byte, force bool, pos *uint64) error {
 		l.budget.release(n)
 		return ErrNoRoute
 	}
-	c := l.room(n)
-	c.b = append(append(c.b, h.b[:h.n]...), payload...)
-	c.frames++
 	if pos != nil {
 		*pos = l.added
 	}
 	l.added += uint64(n)
+	if l.writeNow(h, payload) {
+		l.mu.Unlock()
+		l.budget.release(n)
+		l.metrics.sent(1, n)
+		l.sent.Add(float64(n))
+		return nil
+	}
+	c := l.room(n)
+	c.b = append(append(c.b, h.b[:h.n]...), payload...)
+	c.frames++
 	idle := l.idle
 	l.idle = false
 	l.mu.Unlock()
@@ -99,6 +109,30 @@ func (l *Lane) put(h *header, payload []byte, force bool, pos *uint64) error {
 		l.wake.Set()
 	}
 	return nil
+}
+
+// writeNow writes a frame past the writer, where frames come alone and the writer has nothing to do. A carrier that cannot take
+// it now, or has failed, leaves it to the writer. mu is held, so no frame overtakes another.
+func (l *Lane) writeNow(h *header, payload []byte) bool {
+	n := h.n + len(payload)
+	if l.tryWrite == nil || !l.idle || l.head < len(l.queue) || n > smallBytes || !l.linger.past() {
+		return false
+	}
+	b, memory := small()
+	err := l.tryWrite(append(append(b, h.b[:h.n]...), payload...))
+	memory.done()
+	if err != nil {
+		return false
+	}
+	l.taken += uint64(n)
+	return true
+}
+
+// setTryWrite says how frames that come alone are written. Only the writer calls it.
+func (l *Lane) setTryWrite(f func(b []byte) error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tryWrite = f
 }
 
 // enqueueWait is enqueue that waits for room until ctx ends.
@@ -211,7 +245,7 @@ func (l *Lane) Take() (b Batch, ok bool) {
 // would only add latency at each hop.
 type linger struct {
 	// alone counts the batches in a row that stayed at one frame although the writer
-	// lingered, up to aloneMax. waits counts the waits.
+	// lingered, up to aloneMax. waits counts the waits, and frames that came when there was none.
 	alone, waits uint8
 }
 
@@ -226,6 +260,12 @@ const (
 func (c *linger) due() bool {
 	c.waits++
 	return c.alone < aloneMax || c.waits%aloneRetry == 0
+}
+
+// past says whether a frame may go past the writer: frames come alone, and now is not the time to look whether they still do.
+func (c *linger) past() bool {
+	c.waits++
+	return c.alone >= aloneMax && c.waits%aloneRetry != 0
 }
 
 // note records how many frames a batch had.

@@ -2,8 +2,11 @@ package transport
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 )
 
 // TestLinger: a lane whose frames come alone stops lingering, retries now and then, and
@@ -89,4 +92,113 @@ func TestLanesOfConnections(t *testing.T) {
 			t.Errorf("connection %d of %d for %s: %t", step.j.slot, step.j.of, step.j.class, got)
 		}
 	}
+}
+
+// TestWriteNow: frames that come alone go past the writer, all but every sixteenth, and never past one another: not while the
+// writer writes, nor where the carrier cannot take one. Once they come together they are the writer's again.
+func TestWriteNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := poolEndpoint(t, 1<<20)
+		s := blocked(t, e, 2)[0]
+		lane := s.lanes[ClassRaft][0]
+		var (
+			out        []byte // the numbers of the frames, as they left
+			past, full int
+			would      error
+			writing    = make(chan struct{}, 1000)
+		)
+		write := func(b []byte) {
+			for ; len(b) > 0; b = b[lengthBytes+binary.BigEndian.Uint32(b):] {
+				out = append(out, b[lengthBytes+binary.BigEndian.Uint32(b)-1])
+			}
+		}
+		lane.setTryWrite(func(b []byte) error {
+			if would != nil {
+				full++
+				return would
+			}
+			past++
+			write(b)
+			return nil
+		})
+		go func() {
+			for {
+				b, ok := lane.Take()
+				if !ok {
+					return
+				}
+				write(b.Bytes())
+				<-writing
+				b.Done()
+			}
+		}()
+		defer s.End(ErrClosed)
+		var sent []byte
+		send := func(n int) {
+			t.Helper()
+			for range n {
+				h := messageFrame(testSend)
+				sent = append(sent, byte(len(sent)))
+				if err := lane.enqueue(&h, sent[len(sent)-1:], false, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		alone := func(n int) {
+			t.Helper()
+			for range n {
+				send(1)
+				synctest.Wait()
+				writing <- struct{}{}
+				synctest.Wait()
+				for len(writing) > 0 {
+					<-writing
+				}
+			}
+		}
+		check := func(when string, wantPast int) {
+			t.Helper()
+			synctest.Wait()
+			if past != wantPast || !bytes.Equal(out, sent) || lane.taken != lane.added || lane.metrics.queued.Load() != 0 {
+				t.Fatalf("%s: %d of %d frames went past the writer, want %d; left %v, sent %v; %d bytes of %d taken, %d in the queues",
+					when, past, len(sent), wantPast, out, sent, lane.taken, lane.added, lane.metrics.queued.Load())
+			}
+			past, out, sent = 0, nil, nil
+		}
+
+		alone(aloneMax)
+		check("before it knows", 0)
+		alone(10 * aloneRetry)
+		if past < 9*(aloneRetry-1) {
+			t.Fatalf("%d of %d frames went past the writer", past, len(sent))
+		}
+		check("alone", past)
+
+		would = errors.New("full")
+		alone(aloneRetry)
+		if full == 0 {
+			t.Fatal("nothing was tried")
+		}
+		check("a carrier that is full", 0)
+
+		// The writer is in a write: what comes waits behind it.
+		send(1)
+		synctest.Wait()
+		would = nil
+		for past == 0 && lane.taken == lane.added { // until one is the writer's
+			send(1)
+		}
+		before := past
+		send(aloneRetry)
+		for range aloneRetry {
+			writing <- struct{}{}
+		}
+		synctest.Wait()
+		for len(writing) > 0 {
+			<-writing
+		}
+		check("behind the writer", before)
+		alone(1)
+		check("after some came together", 0)
+	})
 }

@@ -91,6 +91,9 @@ func priorityOf(s *Session, lane *Lane) int8 {
 // writeLane writes batch after batch. Frames that gather during one write leave with
 // the next.
 func (q *QUIC) writeLane(s *Session, lane *Lane, w streamWriter) {
+	if w, ok := w.(interface{ TryWriteAll(b []byte) error }); ok {
+		lane.setTryWrite(w.TryWriteAll)
+	}
 	for {
 		b, ok := lane.Take()
 		if !ok {
