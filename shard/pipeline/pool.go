@@ -34,6 +34,10 @@ func (p *Pool) Start(slots int) {
 		p.workers = append(p.workers, w)
 		p.wg.Go(func() { p.work(w) })
 	}
+	for range slots {
+		w := &worker{}
+		p.workers, p.guests = append(p.workers, w), append(p.guests, w)
+	}
 }
 
 func (p *Pool) work(w *worker) {
@@ -49,26 +53,52 @@ func (p *Pool) work(w *worker) {
 		r := p.queue[0]
 		p.queue[0] = nil
 		p.queue = p.queue[1:]
-		p.state[r] = poolRunning
-		p.busy++
-		w.running = true
-		p.watch()
-		p.mu.Unlock()
-		// Whoever can run now may bring a call, which then shares an entry with the first one. Where nobody can,
-		// as at light load, this costs nothing.
-		runtime.Gosched()
-		again := r.evaluatePass(w)
-		p.mu.Lock()
-		w.running = false
-		if !w.lent.Swap(false) {
-			p.busy--
-		}
-		if again || p.state[r] == poolAgain {
-			p.state[r] = poolQueued
-			p.add(r)
-		} else {
-			delete(p.state, r)
-		}
+		p.pass(w, r)
+	}
+}
+
+// pass has a worker evaluate. mu is held, but not during the evaluation.
+func (p *Pool) pass(w *worker, r *Pipeline) {
+	p.state[r] = poolRunning
+	p.busy++
+	w.running = true
+	p.watch()
+	p.mu.Unlock()
+	// Whoever can run now may bring a call, which then shares an entry with the first one. Where nobody can,
+	// as at light load, this costs nothing.
+	runtime.Gosched()
+	again := r.evaluatePass(w)
+	p.mu.Lock()
+	w.running = false
+	if !w.lent.Swap(false) {
+		p.busy--
+	}
+	if again || p.state[r] == poolAgain {
+		p.state[r] = poolQueued
+		p.add(r)
+	} else {
+		delete(p.state, r)
+	}
+}
+
+// here has the caller evaluate, which is schedule without a change of goroutines. It does so where nothing else waits and a
+// slot is free, for one pass; a read that waits for the disk holds the caller up.
+func (p *Pool) here(r *Pipeline) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := len(p.guests) - 1
+	if last < 0 || p.closed || p.held || p.busy >= p.slots || len(p.queue) > 0 || p.state[r] != 0 {
+		p.scheduleLocked(r)
+		return
+	}
+	w := p.guests[last]
+	p.guests = p.guests[:last]
+	p.wg.Add(1) // before closed is set, and so before Stop waits
+	p.pass(w, r)
+	p.guests = append(p.guests, w)
+	p.wg.Done()
+	if len(p.queue) > 0 && p.busy < p.slots {
+		p.cond.Signal() // what came meanwhile found no slot
 	}
 }
 

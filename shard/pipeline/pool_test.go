@@ -218,3 +218,82 @@ func TestSlowReadEndsTheTurn(t *testing.T) {
 		}
 	})
 }
+
+// TestCallerEvaluates: a caller that is alone evaluates its call itself, where a slot is free and nothing else waits. It lends its
+// slot as a worker does, and Stop waits for it.
+func TestCallerEvaluates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, disk, slows, fasts := onPool(t, 3, 2)
+		w := fasts[0]
+		start := func(w *world, alone bool) *Call {
+			t.Helper()
+			s, ok := w.startAlone(t.Context(), "k", alone)
+			if !ok {
+				t.Fatal("refused")
+			}
+			return s.Call
+		}
+		for range 3 {
+			c := start(w, true)
+			if len(w.asks) != 1 {
+				t.Fatal("the call is evaluated by somebody else")
+			}
+			w.finish(c)
+		}
+		release := p.Hold()
+		c := start(w, true)
+		if len(w.asks) != 0 {
+			t.Fatal("nobody may evaluate")
+		}
+		release()
+		synctest.Wait()
+		w.finish(c)
+
+		// Two callers wait for the disk, and have all slots.
+		var slow []*Call
+		for _, s := range slows[:2] {
+			go func() { slow = append(slow, start(s, true)) }()
+			synctest.Wait()
+		}
+		if p.busy != 2 {
+			t.Fatalf("%d slots are taken by two callers", p.busy)
+		}
+		c = start(w, true)
+		if len(w.asks) != 0 {
+			t.Fatal("a third pass has a slot, and there are two")
+		}
+		time.Sleep(2 * lendAfter)
+		synctest.Wait()
+		w.finish(c)
+		if p.busy != 0 {
+			t.Fatalf("%d slots are taken, and all who run wait for the disk", p.busy)
+		}
+		// Nobody stands for a third caller that waits for the disk.
+		third := start(slows[2], true)
+		c = start(fasts[1], true)
+		time.Sleep(2 * lendAfter)
+		synctest.Wait()
+		fasts[1].finish(c)
+
+		stopped := make(chan struct{})
+		go func() {
+			p.Stop()
+			close(stopped)
+		}()
+		time.Sleep(time.Second)
+		select {
+		case <-stopped:
+			t.Error("Stop did not wait for those who evaluate")
+		default:
+		}
+		close(disk)
+		<-stopped
+		synctest.Wait()
+		for i, c := range append(slow, third) {
+			slows[i].finish(c)
+		}
+		if p.busy != 0 || len(p.guests) != 2 {
+			t.Errorf("%d slots are taken, and %d callers may evaluate", p.busy, len(p.guests))
+		}
+	})
+}

@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 )
 
-// Pool is the node's fixed set of goroutines that evaluate. A pipeline is in the
+// Pool is the node's fixed set of goroutines that evaluate, beside callers that find nothing in their way. A pipeline is in the
 // queue or with one worker, never with two. Each pass takes a slot for the processor. One that
 // waits for the disk lends it to another, so that slow reads of some ranges do not
 // stop the writes of all. Its mu comes after that of any pipeline.
@@ -26,13 +26,15 @@ type Pool struct {
 	// slots are for the processor; busy of them are taken and not lent.
 	slots, busy int
 	workers     []*worker
+	// guests are those of the workers that stand for callers which evaluate themselves, as far as none does.
+	guests []*worker
 	// timer is for look. watched says that it runs: a pipeline waits for a slot.
 	timer   clock.Timer
 	watched bool
 	wg      sync.WaitGroup
 }
 
-// worker is one goroutine of the pool. Its pass writes reads and reads lent; all else is guarded by the
+// worker is one goroutine of the pool, or stands for a caller's. Its pass writes reads and reads lent; all else is guarded by the
 // pool's mu.
 type worker struct {
 	// reads is odd while the worker's pass reads the store.
@@ -58,6 +60,11 @@ const (
 func (p *Pool) schedule(r *Pipeline) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.scheduleLocked(r)
+}
+
+// scheduleLocked is schedule with mu held.
+func (p *Pool) scheduleLocked(r *Pipeline) {
 	if p.closed {
 		return
 	}
