@@ -5,8 +5,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -129,7 +131,7 @@ func (o *backupOptions) full(ctx context.Context, b *bench, c *cluster) (f figur
 	if err != nil {
 		return nil, err
 	}
-	size, err := sizeOf(folder)
+	size, _, err := sizeOf(folder)
 	if err != nil {
 		return nil, err
 	}
@@ -162,19 +164,25 @@ func (c *cluster) costsOf(ctx context.Context, args ...string) (r ran, nodesCPU 
 	return r, (after - before).Seconds(), err
 }
 
-// sizeOf is the size of all files below a directory.
-func sizeOf(dir string) (size int64, err error) {
+// sizeOf is the size of all files below a directory, and what they take on the disk: some room is taken before it is used.
+func sizeOf(dir string) (size, taken int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
 		info, err := e.Info()
-		if err == nil {
+		switch {
+		case err == nil:
 			size += info.Size()
+			if s, ok := info.Sys().(*syscall.Stat_t); ok {
+				taken += s.Blocks * 512
+			}
+		case errors.Is(err, fs.ErrNotExist): // a server has just removed it
+			err = nil
 		}
 		return err
 	})
-	return size, err
+	return size, taken, err
 }
 
 // beside puts at a steady rate by turns: alone, and while one backup after the other is made.

@@ -62,23 +62,15 @@ func (d *stored) String() string {
 
 // fill puts all keys. Values do not compress.
 func (d *stored) fill(ctx context.Context, c *cluster) error {
-	var clients []*clientv3.Client
-	defer func() {
-		for _, client := range clients {
-			_ = client.Close() // nothing is under way any more
-		}
-	}()
-	for i := range c.founders() {
-		client, err := c.connect(i)
-		if err != nil {
-			return err
-		}
-		clients = append(clients, client)
+	clients, done, err := c.connectSome(c.founders())
+	if err != nil {
+		return err
 	}
+	defer done()
 	// A transaction stays below etcd's bounds of 128 operations and 1.5 MiB.
 	each := max(1, min(fillTxnPuts, mebibyte/(keyBytes+d.value)))
 	began := time.Now()
-	err := inParallel(ctx, (d.keys+each-1)/each, fillers, func(ctx context.Context, i int) error {
+	err = inParallel(ctx, (d.keys+each-1)/each, fillers, func(ctx context.Context, i int) error {
 		random := rand.New(rand.NewPCG(3, uint64(i)))
 		var puts []clientv3.Op
 		for n := i * each; n < min((i+1)*each, d.keys); n++ {
@@ -220,8 +212,8 @@ func (c *cluster) run(ctx context.Context, args ...string) (r ran, err error) {
 		case err = <-ended:
 		case <-tick.C:
 			// A process that has just ended has neither memory nor files.
-			if _, peak, err := resident(cmd.Process.Pid); err == nil {
-				r.memory = max(r.memory, peak)
+			if m, err := resident(cmd.Process.Pid); err == nil {
+				r.memory = max(r.memory, m.peak)
 			}
 			r.temporary = max(r.temporary, heldIn(cmd.Process.Pid, temp))
 		}

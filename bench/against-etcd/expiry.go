@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -71,7 +70,7 @@ func expiry(ctx context.Context, b *bench, o expiryOptions) error {
 
 func (o *expiryOptions) measure(ctx context.Context, clients []*clientv3.Client) (figureSet, error) {
 	ids := make([]clientv3.LeaseID, o.leases)
-	if err := o.each(func(i int) (err error) {
+	if err := o.each(ctx, func(ctx context.Context, i int) (err error) {
 		ids[i], err = o.attach(ctx, clients[i%len(clients)], i)
 		return err
 	}); err != nil {
@@ -79,7 +78,7 @@ func (o *expiryOptions) measure(ctx context.Context, clients []*clientv3.Client)
 	}
 	// They expire together, not in the order of the grants.
 	renewed := time.Now()
-	if err := o.each(func(i int) error {
+	if err := o.each(ctx, func(ctx context.Context, i int) error {
 		ctx, cancel := context.WithTimeout(ctx, askLimit)
 		defer cancel()
 		_, err := clients[i%len(clients)].KeepAliveOnce(ctx, ids[i])
@@ -112,19 +111,8 @@ func (o *expiryOptions) measure(ctx context.Context, clients []*clientv3.Client)
 }
 
 // each calls f for all leases, 64 at a time.
-func (o *expiryOptions) each(f func(i int) error) error {
-	const workers = 64
-	errs := make([]error, workers)
-	var work sync.WaitGroup
-	for w := range workers {
-		work.Go(func() {
-			for i := w; i < o.leases && errs[w] == nil; i += workers {
-				errs[w] = f(i)
-			}
-		})
-	}
-	work.Wait()
-	return errors.Join(errs...)
+func (o *expiryOptions) each(ctx context.Context, f func(ctx context.Context, i int) error) error {
+	return inParallel(ctx, o.leases, 64, f)
 }
 
 // attach grants a lease and attaches its keys, which lie in all ranges.

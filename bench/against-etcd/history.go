@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -114,19 +112,12 @@ func scattered(i, total int) int { return i * 7919 % total }
 // fill puts the values in all ranges, through all clients.
 func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total, valueBytes int) error {
 	value := strings.Repeat("v", valueBytes)
-	var workers sync.WaitGroup
-	errs := make([]error, historyFillers)
-	for w := range historyFillers {
-		workers.Go(func() {
-			for i := w; i < total && errs[w] == nil; i += historyFillers {
-				put, cancel := context.WithTimeout(ctx, askLimit)
-				_, errs[w] = clients[w%len(clients)].Put(put, spanKey(prefix, scattered(i, total)), value)
-				cancel()
-			}
-		})
-	}
-	workers.Wait()
-	return errors.Join(errs...)
+	return inParallel(ctx, total, historyFillers, func(ctx context.Context, i int) error {
+		ctx, cancel := context.WithTimeout(ctx, askLimit)
+		defer cancel()
+		_, err := clients[i%len(clients)].Put(ctx, spanKey(prefix, scattered(i, total)), value)
+		return err
+	})
 }
 
 // follow watches from revision 1 until it has received all events, with values of so

@@ -116,11 +116,11 @@ func (o *importOptions) once(ctx context.Context, c *cluster, file string) (figu
 	f[importCPU], f[importNodesCPU] = r.cpu, (loaded - began).Seconds()
 	var most []int64
 	for i := range nodes {
-		_, peak, err := resident(c.pid(i))
+		m, err := resident(c.pid(i))
 		if err != nil {
 			return nil, err
 		}
-		most = append(most, peak)
+		most = append(most, m.peak)
 	}
 	f[importNode] = float64(slices.Max(most)) / mebibyte
 	if !o.export {

@@ -29,6 +29,9 @@
 //	go run . mirror
 //	go run . kubernetes
 //	go run . scale
+//	go run . bulk
+//	go run . attach
+//	go run . memory
 package main
 
 import (
@@ -94,6 +97,9 @@ var measures = []measure{
 	{"kubernetes", "what the API servers of a large Kubernetes cluster do, by kind, and the CPU that it costs", kubeFlags},
 	{"scale", "CPU of a put in clusters of 3 to 9 nodes, and with 1 to 4,096 ranges", scaleFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
+	{"bulk", "a large store of one node: filled by txns of 100 puts, then gets, puts, pages, counts; memory and disk", bulkFlags},
+	{"attach", "grants, first puts with new leases, keepalives", attachFlags},
+	{"memory", "resident memory of nodes with few keys", memoryFlags},
 }
 
 // bench is the common part of all measures.

@@ -281,12 +281,12 @@ func (o *mirrorOptions) follow(ctx context.Context, m *mirror, source, target *c
 	if n, err := l.failures(0, to); n > 0 {
 		return fmt.Errorf("%d puts failed: %w", n, err)
 	}
-	_, memory, err := resident(m.process.cmd.Process.Pid)
+	memory, err := resident(m.process.cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
 	during := (to - from).Seconds()
-	f[mirrorMade], f[mirrorFollowed], f[mirrorMemory] = l.madeRate(from, to), float64(last-first)/during, float64(memory)/mebibyte
+	f[mirrorMade], f[mirrorFollowed], f[mirrorMemory] = l.madeRate(from, to), float64(last-first)/during, float64(memory.peak)/mebibyte
 	f[mirrorLagMost], f[mirrorLag] = slices.Max(lags).Seconds(), quantile(lags, 500).Seconds()
 	for i, name := range []string{mirrorCPU, mirrorSourceCPU, mirrorNodesCPU} {
 		f[name] = (after[i] - cpu[i]).Seconds() / during

@@ -59,6 +59,30 @@ func writePairs(out io.Writer, caption string, runs map[string][]figureSet, name
 	t.write(out, "Every run, medians, and the ratios within the pairs")
 }
 
+// writeSides prints the medians of several sides with every run, and the ratios to the first side within the pairs.
+func writeSides(out io.Writer, caption string, sides []string, runs map[string][]figureSet, names []string) {
+	head := append([]string{caption}, sides...)
+	for _, side := range sides[1:] {
+		head = append(head, side+" / "+sides[0])
+	}
+	t := newTable(head...)
+	for _, name := range names {
+		row, ratios, first := []string{name}, []string(nil), column(runs[sides[0]], name)
+		for _, side := range sides {
+			all := column(runs[side], name)
+			cell, ratio := number(median(all)), spread(all, first)
+			if len(all) > 1 {
+				cell += " (" + strings.Join(numbers(all), " ") + ")"
+			} else {
+				ratio, _, _ = strings.Cut(ratio, " ")
+			}
+			row, ratios = append(row, cell), append(ratios, ratio)
+		}
+		t.add(append(row, ratios[1:]...)...)
+	}
+	t.write(out, "Medians, in parentheses every run, and the ratios within the pairs: median (lowest to highest)")
+}
+
 func numbers(of []float64) []string {
 	var texts []string
 	for _, v := range of {

@@ -8,12 +8,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sync/errgroup"
 )
 
 // filling is the content of both sides before the reads: the same keys, spread evenly
@@ -69,62 +67,53 @@ func (f *filling) key(n int) string {
 }
 
 func (f *filling) fill(ctx context.Context, c *cluster) error {
-	clients, err := c.connectAll()
+	clients, done, err := c.connectSome(nodes)
 	if err != nil {
 		return err
 	}
-	defer closeAll(clients)
+	defer done()
 	value := strings.Repeat("v", f.value)
-	var next atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	for i := range fillers {
-		g.Go(func() error {
-			for {
-				from := int(next.Add(fillTxnPuts)) - fillTxnPuts
-				if from >= f.keys {
-					return nil
-				}
-				var puts []clientv3.Op
-				for n := from; n < min(from+fillTxnPuts, f.keys); n++ {
-					puts = append(puts, clientv3.OpPut(f.key(n), value))
-				}
-				if _, err := clients[i%nodes].Txn(ctx).Then(puts...).Commit(); err != nil {
-					return err
-				}
-			}
-		})
-	}
-	return g.Wait()
+	return inParallel(ctx, (f.keys+fillTxnPuts-1)/fillTxnPuts, fillers, func(ctx context.Context, i int) error {
+		var puts []clientv3.Op
+		for n := i * fillTxnPuts; n < min((i+1)*fillTxnPuts, f.keys); n++ {
+			puts = append(puts, clientv3.OpPut(f.key(n), value))
+		}
+		_, err := clients[i%nodes].Txn(ctx).Then(puts...).Commit()
+		return err
+	})
 }
 
-// resident is a process's memory now, and its peak since resetPeak, in bytes.
-func resident(pid int) (now, peak int64, err error) {
+// processMemory is the resident memory of a process, in bytes.
+type processMemory struct {
+	now, peak int64 // the peak since resetPeak
+	// anonymous is what of now belongs to no file. A server that maps its database has pages of that file too, which the
+	// kernel can take back.
+	anonymous int64
+}
+
+func resident(pid int) (processMemory, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return 0, 0, err
+		return processMemory{}, err
 	}
 	return parseStatus(text)
 }
 
-// parseStatus reads VmRSS and VmHWM, which are in KiB.
-func parseStatus(text []byte) (now, peak int64, err error) {
+// parseStatus reads VmRSS, VmHWM and RssAnon, which are in KiB.
+func parseStatus(text []byte) (m processMemory, err error) {
+	fields := map[string]*int64{"VmRSS:": &m.now, "VmHWM:": &m.peak, "RssAnon:": &m.anonymous}
 	for line := range bytes.Lines(text) {
-		fields := strings.Fields(string(line))
-		if len(fields) < 2 {
+		words := strings.Fields(string(line))
+		if len(words) < 2 || fields[words[0]] == nil {
 			continue
 		}
-		kib, nan := strconv.ParseInt(fields[1], 10, 64)
-		switch fields[0] {
-		case "VmRSS:":
-			now, err = kib<<10, errors.Join(err, nan)
-		case "VmHWM:":
-			peak, err = kib<<10, errors.Join(err, nan)
-		}
+		kib, nan := strconv.ParseInt(words[1], 10, 64)
+		*fields[words[0]], err = kib<<10, errors.Join(err, nan)
 	}
-	if err == nil && (now == 0 || peak == 0) {
-		err = errors.New("/proc/PID/status: no VmRSS or VmHWM")
+	if err == nil && (m.now == 0 || m.peak == 0 || m.anonymous == 0) {
+		err = errors.New("/proc/PID/status: no VmRSS, VmHWM or RssAnon")
 	}
-	return now, peak, err
+	return m, err
 }
 
 // resetPeak sets the peak of a process to its present memory.
@@ -139,19 +128,21 @@ func (c *cluster) growth(work func() error) (grown [nodes]float64, err error) {
 		if err := resetPeak(c.pid(i)); err != nil {
 			return grown, err
 		}
-		if before[i], _, err = resident(c.pid(i)); err != nil {
+		m, err := resident(c.pid(i))
+		if err != nil {
 			return grown, err
 		}
+		before[i] = m.now
 	}
 	if err := work(); err != nil {
 		return grown, err
 	}
 	for i := range nodes {
-		_, peak, err := resident(c.pid(i))
+		m, err := resident(c.pid(i))
 		if err != nil {
 			return grown, err
 		}
-		grown[i] = float64(max(peak-before[i], 0)) / mebibyte
+		grown[i] = float64(max(m.peak-before[i], 0)) / mebibyte
 	}
 	return grown, nil
 }

@@ -10,11 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sync/errgroup"
 )
 
 // sleepingOptions are the command line of the measure.
@@ -182,29 +180,18 @@ func firstKeys(list []rangeState) [][]byte {
 // writeOnce puts each key, at the endpoints by turns.
 func writeOnce(ctx context.Context, o sleepingOptions, clients [nodes]*clientv3.Client, keys [][]byte) error {
 	value := strings.Repeat("v", o.value)
-	var next atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	for range o.clients {
-		g.Go(func() error {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(keys) {
-					return nil
-				}
-				for try := 1; ; try++ {
-					err := putOnce(ctx, clients[i%nodes], keys[i], value)
-					if err == nil {
-						break
-					}
-					if try == writeTries {
-						return fmt.Errorf("put of %q, tried %d times: %w", keys[i], try, err)
-					}
-					progress("put of %q: %v", keys[i], err)
-				}
+	return inParallel(ctx, len(keys), o.clients, func(ctx context.Context, i int) error {
+		for try := 1; ; try++ {
+			err := putOnce(ctx, clients[i%nodes], keys[i], value)
+			if err == nil {
+				return nil
 			}
-		})
-	}
-	return g.Wait()
+			if try == writeTries {
+				return fmt.Errorf("put of %q, tried %d times: %w", keys[i], try, err)
+			}
+			progress("put of %q: %v", keys[i], err)
+		}
+	})
 }
 
 func putOnce(ctx context.Context, client *clientv3.Client, key []byte, value string) error {

@@ -189,12 +189,12 @@ func TestNamed(t *testing.T) {
 }
 
 func TestParseStatus(t *testing.T) {
-	now, peak, err := parseStatus([]byte("Name:\tx y\nVmHWM:\t  2048 kB\nVmRSS:\t    1024 kB\nEmpty:\n"))
-	if err != nil || now != 1<<20 || peak != 2<<20 {
-		t.Errorf("%d, %d, %v", now, peak, err)
+	m, err := parseStatus([]byte("Name:\tx y\nVmHWM:\t  2048 kB\nVmRSS:\t    1024 kB\nRssAnon:\t     512 kB\nEmpty:\n"))
+	if want := (processMemory{now: 1 << 20, peak: 2 << 20, anonymous: 1 << 19}); err != nil || m != want {
+		t.Errorf("%+v, %v", m, err)
 	}
-	for _, text := range []string{"", "VmRSS:\t1 kB\n", "VmRSS:\tx kB\nVmHWM:\t1 kB\n"} {
-		if _, _, err := parseStatus([]byte(text)); err == nil {
+	for _, text := range []string{"", "VmRSS:\t1 kB\nRssAnon:\t1 kB\n", "VmRSS:\t1 kB\nVmHWM:\t1 kB\n", "VmRSS:\tx kB\nVmHWM:\t1 kB\nRssAnon:\t1 kB\n"} {
+		if _, err := parseStatus([]byte(text)); err == nil {
 			t.Errorf("%q was taken", text)
 		}
 	}

@@ -108,12 +108,17 @@ const (
 // settle waits until the cluster has finished the work of the ended load, so that its
 // flushes and compactions do not run in another side's time. It returns their cost.
 func (c *cluster) settle(ctx context.Context) (time.Duration, error) {
+	return c.settleWithin(ctx, settleMax)
+}
+
+// settleWithin is settle with another limit, for loads that leave more work.
+func (c *cluster) settleWithin(ctx context.Context, limit time.Duration) (time.Duration, error) {
 	begin, err := c.cpu()
 	if err != nil {
 		return 0, err
 	}
 	last := begin
-	for range int(settleMax / time.Second) {
+	for range int(limit / time.Second) {
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -128,7 +133,7 @@ func (c *cluster) settle(ctx context.Context) (time.Duration, error) {
 		}
 		last = now
 	}
-	return 0, fmt.Errorf("%s is still busy %v after the load ended", c.name, settleMax)
+	return 0, fmt.Errorf("%s is still busy %v after the load ended", c.name, limit)
 }
 
 // cpu returns the processor time of all nodes since their start.
