@@ -70,3 +70,17 @@ func cover(said []keyspace.Descriptor) (ranges []keyspace.Descriptor, missing []
 	end()
 	return ranges, missing
 }
+
+// whole says whether ranges in key order hold each key once.
+func whole(ranges []keyspace.Descriptor) bool {
+	var at []byte
+	for i := range ranges {
+		d := &ranges[i]
+		last := i == len(ranges)-1
+		if d.Range == 0 || !bytes.Equal(d.Span.Start, at) || (len(d.Span.End) == 0) != last || !last && bytes.Compare(at, d.Span.End) >= 0 {
+			return false
+		}
+		at = d.Span.End
+	}
+	return len(ranges) > 0
+}

@@ -38,8 +38,8 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 	}
 	for i := range v.ranges {
 		d := v.ranges[i]
-		r := decide.Range{Descriptor: d, Leader: v.leaders[d.Range], Quarantined: closedOf(&d, v.reports)}
-		if s := v.led[d.Range]; s != nil {
+		r := decide.Range{Descriptor: d, Leader: v.led[i].by, Quarantined: closedOf(&d, v.reports)}
+		if s := v.led[i].says; s != nil {
 			r.Bytes = s.Bytes
 		}
 		c.PutRange(r)

@@ -39,8 +39,7 @@ func TestWhoIsTakenForALeaderIsNotDown(t *testing.T) {
 		delete(v.lists, 1)
 		v.lists[2], v.lists[3] = at(tc.two, 2), at(tc.three, 3)
 		v.heard = map[keyspace.NodeID]bool{1: tc.heard}
-		v.hearLeaders()
-		v.ranges = []keyspace.Descriptor{{Range: 7, Replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2}, {ID: 3, Node: 3}}}}
+		v.settle([]keyspace.Descriptor{{Range: 7, Replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2}, {ID: 3, Node: 3}}}})
 		if leads := len(v.ledBy(1)); leads != tc.leads || v.unsure(1) != tc.unsure || v.row(&v.nodes[0]).GetLeaders() != int64(tc.leads) {
 			t.Errorf("%s: it leads %d, unsure %t", tc.what, leads, v.unsure(1))
 		}
@@ -112,7 +111,7 @@ func TestNobodyLeavesWhileThePlacementGroupIsUnknown(t *testing.T) {
 // TestNobodyLeavesWhileKeysAreMissing: a range that nobody has told whole may be what keeps it.
 func TestNobodyLeavesWhileKeysAreMissing(t *testing.T) {
 	v := viewOf(5)
-	v.ranges, v.missing = cover([]keyspace.Descriptor{rangeOf(1, 1, "", "-"), rangeOf(9, 2, "m", "-")})
+	v.settle([]keyspace.Descriptor{rangeOf(1, 1, "", "-"), rangeOf(9, 2, "m", "-")})
 	if len(v.missing) != 1 {
 		t.Fatalf("missing are %v", v.missing)
 	}
@@ -156,7 +155,7 @@ func TestWhatTakesNodesBack(t *testing.T) {
 		group := v.placement.Replicas
 		v.placement.Replicas = []keyspace.Replica{group[0], group[3], group[4]}
 		// Of five replicas the silent one alone stops nothing.
-		v.ranges = []keyspace.Descriptor{{Range: 9, Generation: 1, Replicas: group}}
+		v.settle([]keyspace.Descriptor{{Range: 9, Generation: 1, Replicas: group}})
 		r = nil
 		if err := v.mayDrain(&v.nodes[0], 0); !errors.As(err, &r) || !strings.HasSuffix(r.Reason, "beside n2, n3 there is no quorum of range 9") || r.NextStep != tc.want {
 			t.Errorf("of a range: %v, want %q", err, tc.want)

@@ -32,7 +32,7 @@ func (a *Admin) Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*admin
 		d := &v.ranges[i]
 		_, there := d.ReplicaOn(on)
 		if (on == 0 || there) && (q.Key == nil || d.Span.Contains(q.Key)) {
-			row := v.rangeRow(d)
+			row := v.rangeRow(i)
 			row.Kept = a.kept(d.Span.Start)
 			out.Ranges = append(out.Ranges, row)
 		}
@@ -57,9 +57,11 @@ func (a *Admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
 // when the others are back.
 func (v *clusterView) listed(n *fsm.Node) *adminpb.Node {
 	r := v.row(n)
-	for id := range v.ledBy(n.ID) {
-		if v.stopped[id] {
-			r.Leaders--
+	if len(v.stopped) > 0 {
+		for id := range v.ledBy(n.ID) {
+			if v.stopped[id] {
+				r.Leaders--
+			}
 		}
 	}
 	r.PlacementLeader = r.PlacementLeader && v.placementStands()
@@ -71,7 +73,7 @@ func (v *clusterView) row(n *fsm.Node) *adminpb.Node {
 	r := &adminpb.Node{
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
 		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
-		Ranges: v.holds(n.ID), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+		Ranges: v.holds(n.ID), Leaders: v.leads(n.ID), PlacementLeader: v.placement.Leader == n.ID,
 		Quarantined: int64(len(v.reports[n.ID].Quarantined)),
 	}
 	if v.dead(n) {
@@ -84,11 +86,12 @@ func (v *clusterView) row(n *fsm.Node) *adminpb.Node {
 	return r
 }
 
-// rangeRow is the range as operators see it.
-func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
+// rangeRow is the i-th range as operators see it.
+func (v *clusterView) rangeRow(i int) *adminpb.Range {
+	d, s := &v.ranges[i], v.led[i].says
 	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
-	if s, ok := v.led[d.Range]; ok {
-		leader, state, keys, bytes = v.byName[v.leaders[d.Range]], "awake", s.Keys, s.Bytes
+	if s != nil {
+		leader, state, keys, bytes = v.byName[v.led[i].by], "awake", s.Keys, s.Bytes
 		switch {
 		case half(d, &s.Descriptor, s.Merge):
 			state, keys = StateMerging, -1
@@ -104,7 +107,7 @@ func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 	if stopped {
 		r.WaitsFor = waitsFor(d, v.byName, v.alive)
 	}
-	if s, ok := v.led[d.Range]; ok && !stopped {
+	if s != nil && !stopped {
 		r.WritesPerSecond, r.ReadsPerSecond, r.WriteBytesPerSecond = s.WritesPerSecond, s.ReadsPerSecond, s.BytesPerSecond
 	}
 	markQuarantined(r, closedOf(d, v.reports))

@@ -37,10 +37,13 @@ func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
 	}
 	for i := range v.ranges {
 		d := &v.ranges[i]
-		if v.leaders[d.Range] == 0 && !v.stopped[d.Range] {
+		switch {
+		case v.stopped[d.Range]:
+		case v.led[i].by == 0:
 			out.Leaderless++
+		default:
+			v.addLoad(out, d.Range, &v.led[i])
 		}
-		v.addLoad(out, d.Range)
 	}
 	for _, o := range v.operations {
 		out.Operations = append(out.Operations, operationRow(&o, v.byName))
@@ -52,14 +55,10 @@ func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
 }
 
 // addLoad adds what a range serves.
-func (v *clusterView) addLoad(out *adminpb.SurveyResponse, id keyspace.RangeID) {
-	s, led := v.led[id]
-	if !led || v.stopped[id] {
-		return
-	}
-	load := s.WritesPerSecond + s.ReadsPerSecond
+func (v *clusterView) addLoad(out *adminpb.SurveyResponse, id keyspace.RangeID, l *lead) {
+	load := l.says.WritesPerSecond + l.says.ReadsPerSecond
 	if out.RequestsPerSecond += load; load > out.HottestRequestsPerSecond {
-		out.HottestRequestsPerSecond, out.HottestRange, out.HottestLeader = load, uint64(id), v.byName[v.leaders[id]]
+		out.HottestRequestsPerSecond, out.HottestRange, out.HottestLeader = load, uint64(id), v.byName[l.by]
 	}
 }
 

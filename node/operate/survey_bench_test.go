@@ -29,10 +29,15 @@ func (m *many) List(_ context.Context, n keyspace.NodeID) (l []shard.Summary, er
 	return m.lists[n], nil
 }
 
+// RangeMap is read from the map, as placement's client does.
+func (m *many) RangeMap(context.Context) ([]keyspace.Descriptor, error) {
+	return m.known.Descriptors(), nil
+}
+
 // newMany lays ranges over nodes as the simulator of placement does: replicas of three follow each other, and the leaders too.
 func newMany(nodes, ranges int) *many {
 	m := &many{fake: newFake(keyspace.NodeID(nodes)), lists: map[keyspace.NodeID][]shard.Summary{}, coded: map[keyspace.NodeID][]byte{}}
-	m.ranges = nil
+	var rows []*fsm.Range
 	key := func(i int) []byte { return []byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)} }
 	for i := range ranges {
 		d := keyspace.Descriptor{Range: keyspace.RangeID(i + 1), Generation: 1, ConfIndex: 1}
@@ -47,12 +52,12 @@ func newMany(nodes, ranges int) *many {
 			d.Replicas = append(d.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(i*3 + k + 1), Node: node, Role: keyspace.RoleVoter})
 		}
 		leader := d.Replicas[i/nodes%3].Node
-		m.ranges = append(m.ranges, d)
+		rows = append(rows, &fsm.Range{Descriptor: d})
 		for _, r := range d.Replicas {
 			m.lists[r.Node] = append(m.lists[r.Node], shard.Summary{Descriptor: d, LeaderNode: leader, IsLeader: r.Node == leader, Keys: 100, Bytes: 1 << 20})
 		}
 	}
-	m.known = (&fsm.Map{}).With(1, nil, m.nodes, keyspace.Descriptor{ConfIndex: 1, Replicas: m.group.Replicas})
+	m.known = (&fsm.Map{}).With(1, rows, m.nodes, keyspace.Descriptor{ConfIndex: 1, Replicas: m.group.Replicas})
 	return m
 }
 

@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -38,14 +39,14 @@ type clusterView struct {
 	// there are none, as for package decide: it says nothing of a single node.
 	isolated map[keyspace.NodeID]bool
 	// ranges are the ranges in key order, by the map or by newer replicas; missing are the keys
-	// without a known range. led is what the leaders say, leaders who they are.
+	// without a known range. led has for each of ranges who leads it.
 	ranges  []keyspace.Descriptor
 	missing []keyspace.Span
-	led     map[keyspace.RangeID]*shard.Summary
-	leaders map[keyspace.RangeID]keyspace.NodeID
-	// at has the index of each range in ranges, on those of the ranges with a replica on a node.
-	at map[keyspace.RangeID]int
-	on map[keyspace.NodeID][]int
+	led     []lead
+	// beside are the ranges that only lists have, and whether somebody leads them.
+	beside map[keyspace.RangeID]bool
+	// counts are kept for each node, since a list of nodes shows them of all.
+	counts map[keyspace.NodeID]*nodeCounts
 	// stopped are the ranges without a quorum, whoever takes himself for their leader: a range at rest notices nothing.
 	stopped map[keyspace.RangeID]bool
 	// placement is the placement group's state, without replicas where nobody could say.
@@ -56,6 +57,25 @@ type clusterView struct {
 	// stale says that no quorum could be asked for the node table, the operations or the
 	// settings: they are what somebody knew last.
 	stale bool
+}
+
+// lead is who leads a range by his own word, and what he says of it; of node 0 and nil where nobody says that he does.
+type lead struct {
+	by   keyspace.NodeID
+	says *shard.Summary
+}
+
+// nodeCounts are a node's replicas by ranges, those that only it says it has (besides), and what it says it leads.
+type nodeCounts struct {
+	holds, besides, leads int64
+	// list is what hear has not read yet of the node's list.
+	list []shard.Summary
+}
+
+// replicaSaid is a replica by its node's list.
+type replicaSaid struct {
+	node keyspace.NodeID
+	says *shard.Summary
 }
 
 // view asks all nodes, at the same time.
@@ -141,67 +161,148 @@ func (a *Admin) look(ctx context.Context, v *clusterView) error {
 		return err
 	}
 	a.ask(ctx, v)
-	v.hearLeaders()
-	v.ranges, v.missing = cover(v.said(mapped))
-	v.index()
-	v.stopped = map[keyspace.RangeID]bool{}
-	for i := range v.ranges {
-		if d := &v.ranges[i]; !d.HasQuorum(v.up(d)) {
-			v.stopped[d.Range] = true
-		}
-	}
+	v.settle(mapped)
 	return nil
 }
 
-// said returns the map's descriptors and those of replicas that are newer, or not in it. Nearly all are the map's.
-func (v *clusterView) said(mapped []keyspace.Descriptor) []keyspace.Descriptor {
-	known := make(map[keyspace.RangeID]*keyspace.Descriptor, len(mapped))
-	for i := range mapped {
-		known[mapped[i].Range] = &mapped[i]
+// settle finds which ranges there are and who leads them, by placement's map and the lists of all nodes. Nearly always the map has
+// all ranges as they are. They are sorted again only if it has not: that takes several times as long.
+func (v *clusterView) settle(mapped []keyspace.Descriptor) {
+	v.ranges, v.missing = mapped, nil
+	if newer := v.hear(); len(newer) > 0 || !whole(mapped) {
+		v.ranges, v.missing = cover(append(slices.Clip(mapped), newer...))
+		v.hear()
 	}
-	all := slices.Clip(mapped) // which is not written to
-	for _, l := range v.lists {
-		for i := range l {
-			if d := &l[i].Descriptor; known[d.Range] == nil || d.Newer(known[d.Range]) {
-				all = append(all, *d)
-			}
-		}
-	}
-	return all
+	v.suppose()
+	v.stop()
 }
 
-// index makes at and on.
-func (v *clusterView) index() {
-	v.at, v.on = make(map[keyspace.RangeID]int, len(v.ranges)), map[keyspace.NodeID][]int{}
-	for i := range v.ranges {
-		v.at[v.ranges[i].Range] = i
-		for _, r := range v.ranges[i].Replicas {
-			v.on[r.Node] = append(v.on[r.Node], i)
-		}
-	}
-}
-
-// hearLeaders takes from the lists who leads, or is taken for who does.
-func (v *clusterView) hearLeaders() {
-	v.led, v.leaders = map[keyspace.RangeID]*shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
+// hear makes led, beside and counts by the lists. It returns what these have that is newer than ranges, or not among them. Lists are
+// in the order of keys as ranges are, so that both are read side by side. To look each replica up would take three times as long.
+func (v *clusterView) hear() (newer []keyspace.Descriptor) {
+	v.led, v.counts, v.beside = make([]lead, len(v.ranges)), map[keyspace.NodeID]*nodeCounts{}, map[keyspace.RangeID]bool{}
 	for node, l := range v.lists {
-		for i := range l {
-			if s := &l[i]; s.IsLeader {
-				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
+		v.countsOf(node).list = l
+	}
+	var rest []replicaSaid
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		for _, r := range d.Replicas {
+			c := v.countsOf(r.Node)
+			c.holds++
+			for len(c.list) > 0 && c.list[0].Descriptor.Range != d.Range && bytes.Compare(c.list[0].Descriptor.Span.Start, d.Span.Start) <= 0 {
+				rest, c.list = append(rest, replicaSaid{r.Node, &c.list[0]}), c.list[1:]
+			}
+			if len(c.list) > 0 && c.list[0].Descriptor.Range == d.Range {
+				newer, c.list = v.hearOf(newer, i, r.Node, &c.list[0]), c.list[1:]
 			}
 		}
 	}
+	return v.hearRest(newer, rest)
+}
+
+// hearRest hears what lists have that is no replica of ranges, or not where it was looked for.
+func (v *clusterView) hearRest(newer []keyspace.Descriptor, rest []replicaSaid) []keyspace.Descriptor {
+	for node, c := range v.counts {
+		for i := range c.list {
+			rest = append(rest, replicaSaid{node, &c.list[i]})
+		}
+		c.list = nil
+	}
+	if len(rest) == 0 {
+		return newer
+	}
+	at := make(map[keyspace.RangeID]int, len(v.ranges))
+	for i := range v.ranges {
+		at[v.ranges[i].Range] = i
+	}
+	for _, s := range rest {
+		d, c := &s.says.Descriptor, v.countsOf(s.node)
+		i, known := at[d.Range]
+		if !known {
+			newer, v.beside[d.Range] = append(newer, *d), v.beside[d.Range] || s.says.IsLeader
+			c.besides++
+			if s.says.IsLeader {
+				c.leads++
+			}
+			continue
+		}
+		newer = v.hearOf(newer, i, s.node, s.says)
+		if _, holds := v.ranges[i].ReplicaOn(s.node); !holds {
+			c.besides++
+		}
+	}
+	return newer
+}
+
+// hearOf hears what a node says of the i-th range, and appends it to newer if it is.
+func (v *clusterView) hearOf(newer []keyspace.Descriptor, i int, node keyspace.NodeID, s *shard.Summary) []keyspace.Descriptor {
+	if s.IsLeader {
+		v.led[i] = lead{node, s}
+		v.countsOf(node).leads++
+	}
+	if s.Descriptor.Newer(&v.ranges[i]) {
+		newer = append(newer, s.Descriptor)
+	}
+	return newer
+}
+
+// countsOf returns a node's counts, to be counted on.
+func (v *clusterView) countsOf(n keyspace.NodeID) *nodeCounts {
+	c := v.counts[n]
+	if c == nil {
+		c = &nodeCounts{}
+		v.counts[n] = c
+	}
+	return c
+}
+
+// suppose makes supposed. Mostly somebody leads each range, and the lists need not be read again.
+func (v *clusterView) suppose() {
 	v.supposed = map[keyspace.NodeID]map[keyspace.RangeID]bool{}
+	unled := map[keyspace.RangeID]bool{}
+	for i := range v.led {
+		if v.led[i].by == 0 {
+			unled[v.ranges[i].Range] = true
+		}
+	}
+	for id, led := range v.beside {
+		if !led {
+			unled[id] = true
+		}
+	}
+	if len(unled) == 0 {
+		return
+	}
 	for _, l := range v.lists {
 		for i := range l {
 			s := &l[i]
-			if _, led := v.leaders[s.Descriptor.Range]; led || s.LeaderNode == 0 {
+			if s.LeaderNode == 0 || !unled[s.Descriptor.Range] {
 				continue
 			}
 			if v.supposed[s.LeaderNode] == nil {
 				v.supposed[s.LeaderNode] = map[keyspace.RangeID]bool{}
 			}
 			v.supposed[s.LeaderNode][s.Descriptor.Range] = true
+		}
+	}
+}
+
+// stop finds the ranges without a quorum.
+func (v *clusterView) stop() {
+	v.stopped = map[keyspace.RangeID]bool{}
+	closed := false
+	for _, r := range v.reports {
+		closed = closed || len(r.Quarantined) > 0
+	}
+	up := func(r keyspace.Replica) bool { return v.alive(r.Node) }
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		if closed {
+			up = v.up(d)
+		}
+		if !d.HasQuorum(up) {
+			v.stopped[d.Range] = true
 		}
 	}
 }
@@ -317,7 +418,7 @@ func (v *clusterView) leaderless(n keyspace.NodeID) keyspace.RangeID {
 	}
 	for i := range v.ranges {
 		d := &v.ranges[i]
-		if m, ok := d.ReplicaOn(n); ok && m.Role != keyspace.RoleLearner && v.leaders[d.Range] == 0 {
+		if m, ok := d.ReplicaOn(n); ok && m.Role != keyspace.RoleLearner && v.led[i].by == 0 {
 			return d.Range
 		}
 	}
@@ -330,43 +431,49 @@ func (v *clusterView) ledBy(n keyspace.NodeID) map[keyspace.RangeID]bool {
 		return v.supposed[n]
 	}
 	led := map[keyspace.RangeID]bool{}
-	for _, s := range v.lists[n] {
-		if s.IsLeader {
+	for i := range v.lists[n] {
+		if s := &v.lists[n][i]; s.IsLeader {
 			led[s.Descriptor.Range] = true
 		}
 	}
 	return led
 }
 
+// leads counts what ledBy returns.
+func (v *clusterView) leads(n keyspace.NodeID) int64 {
+	if !v.answered(n) {
+		return int64(len(v.supposed[n]))
+	}
+	if c := v.counts[n]; c != nil {
+		return c.leads
+	}
+	return 0
+}
+
 // held returns the ranges of which the node has a replica: by the range map and their
 // leaders, or by its own word.
 func (v *clusterView) held(n keyspace.NodeID) []keyspace.Descriptor {
 	var ds []keyspace.Descriptor
-	for _, i := range v.on[n] {
-		ds = append(ds, v.ranges[i])
+	has := map[keyspace.RangeID]bool{}
+	for i := range v.ranges {
+		if d := &v.ranges[i]; slices.ContainsFunc(d.Replicas, func(r keyspace.Replica) bool { return r.Node == n }) {
+			ds, has[d.Range] = append(ds, *d), true
+		}
 	}
-	v.besides(n, func(d *keyspace.Descriptor) { ds = append(ds, *d) })
+	for i := range v.lists[n] {
+		if d := &v.lists[n][i].Descriptor; !has[d.Range] {
+			ds = append(ds, *d)
+		}
+	}
 	return ds
 }
 
 // holds counts what held returns.
 func (v *clusterView) holds(n keyspace.NodeID) int64 {
-	count := len(v.on[n])
-	v.besides(n, func(*keyspace.Descriptor) { count++ })
-	return int64(count)
-}
-
-// besides has yield see the ranges of which a node has a replica by its own word alone.
-func (v *clusterView) besides(n keyspace.NodeID, yield func(*keyspace.Descriptor)) {
-	for i := range v.lists[n] {
-		d := &v.lists[n][i].Descriptor
-		if at, ok := v.at[d.Range]; ok {
-			if _, holds := v.ranges[at].ReplicaOn(n); holds {
-				continue
-			}
-		}
-		yield(d)
+	if c := v.counts[n]; c != nil {
+		return c.holds + c.besides
 	}
+	return 0
 }
 
 func (a *Admin) report(ctx context.Context, node keyspace.NodeID) (Report, error) {
