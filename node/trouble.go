@@ -41,7 +41,8 @@ type troubles struct {
 	// lagging counts the watchers that read history, and watchers lists those furthest behind; it is nil without ports.
 	lagging  func() int
 	watchers func() func(most int) *adminpb.WatcherListResponse
-	ends     prometheus.Gauge
+	// starts and ends say when the certificate is valid that ends first.
+	starts, ends prometheus.Gauge
 
 	mu sync.Mutex // guards what follows
 	// since when fsyncs are slow, the node is full, watchers lag; 0 while not so.
@@ -79,12 +80,15 @@ func newTroubles(c *Core) *troubles {
 			}
 			return nil
 		},
+		starts: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "skein_certificate_start_timestamp_seconds", Help: "Since when the certificate is valid that expires first, in seconds since 1970; 0 without one.",
+		}),
 		ends: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "skein_certificate_end_timestamp_seconds", Help: "When the first of the node's certificates expires, in seconds since 1970; 0 without one.",
 		}),
 	}
 	if c.o.Registry != nil {
-		c.o.Registry.MustRegister(t.ends)
+		c.o.Registry.MustRegister(t.starts, t.ends)
 	}
 	return t
 }
@@ -182,6 +186,7 @@ func (t *troubles) readCertificates() {
 		}
 	}
 	if t.cert != "" {
+		t.starts.Set(float64(t.until.Add(-t.life).Unix()))
 		t.ends.Set(float64(t.until.Unix()))
 	}
 }

@@ -136,7 +136,7 @@ func TestTroubles(t *testing.T) {
 					return &adminpb.WatcherListResponse{Watchers: []*adminpb.Watcher{{Client: "10.0.0.9:1", Behind: 7}}}
 				}
 			},
-			ends: prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"}),
+			starts: prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"}), ends: prometheus.NewGauge(prometheus.GaugeOpts{Name: "y"}),
 		}
 		looks := func(n int) (r operate.Report) {
 			for range n {
@@ -183,7 +183,8 @@ func TestTroubles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := looks(3); r.Certificate != o.certificates[0] || r.CertificateLeft <= 0 || r.CertificateLeft > 20*time.Second || r.CertificateLife < 24*time.Hour ||
-			logs.FilterMessage("a certificate of this node expires soon").Len() != 1 || testutil.ToFloat64(o.ends) != float64(end.Unix()) {
+			logs.FilterMessage("a certificate of this node expires soon").Len() != 1 || testutil.ToFloat64(o.ends) != float64(end.Unix()) ||
+			testutil.ToFloat64(o.starts) != float64(end.Unix())-r.CertificateLife.Seconds() {
 			t.Errorf("before its end: %+v, %v", r, logs.All())
 		}
 		if r := looks(9); r.CertificateLeft >= 0 || logs.FilterMessageSnippet("has expired").Len() != 1 || logs.Len() != 2 {
