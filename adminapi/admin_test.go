@@ -60,6 +60,8 @@ type fakeBackend struct {
 	late int64
 	// factor is the replication factor.
 	factor int64
+	// full counts the nodes that are given no replicas.
+	full int64
 	// after is what SetMergeAfter was told, mergeMs what the placement group says of it; below 0
 	// it says nothing.
 	after   string
@@ -303,6 +305,9 @@ func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRes
 		left := max(0, f.left)
 		f.left--
 		p.Replication = &adminpb.Replication{Factor: f.factor, Ranges: 12, Fewer: left, Silent: left / 2, Operations: min(left, 1), Paused: f.paused}
+		for i := range f.full {
+			p.Replication.Declining = append(p.Replication.Declining, &adminpb.Declining{Node: fmt.Sprintf("n%d", i+4), Why: "its disk is 93 % full"})
+		}
 		if f.back && left == 0 {
 			p.Replication.Factor = 3
 		}
@@ -354,7 +359,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [late=N] [state=S] [back] [leaves] [still] [merge-ms=N]
+//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [late=N] [state=S] [back] [leaves] [still] [merge-ms=N] [full=N]
 //	range-list [json] [node=NODE] [key=K] / node-list [json]
 //	node-show node=NODE [json]
 //	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
@@ -384,6 +389,7 @@ func TestStories(t *testing.T) {
 		b.missing, b.rot = d.HasArg("missing"), d.HasArg("rot")
 		b.stale, b.paused, b.back, b.leaves, b.still = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves"), d.HasArg("still")
 		d.MaybeScanArgs(t, "left", &b.left)
+		d.MaybeScanArgs(t, "full", &b.full)
 		d.MaybeScanArgs(t, "late", &b.late)
 		d.MaybeScanArgs(t, "factor", &b.factor)
 		b.mergeMs = -1

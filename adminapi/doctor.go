@@ -293,8 +293,8 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 	r := s.GetReplication()
 	if r.GetFewer() > 0 {
 		next := "placement adds them by itself; skein placement operations shows how far it is"
-		if int64(serving(s)) < r.GetFactor() {
-			next = fmt.Sprintf("%d nodes serve: add some, or set another number with skein placement set-replication", serving(s))
+		if take := len(s.GetNodes()) - len(r.GetDeclining()); int64(take) < r.GetFactor() {
+			next = fmt.Sprintf("%d nodes take replicas: add some, have others take them again, or set another number with skein placement set-replication", take)
 		}
 		severity := Warning
 		if len(s.GetNodes()) == 1 {
@@ -302,7 +302,7 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 		}
 		all = append(all, Finding{
 			severity, "replicas",
-			fmt.Sprintf("%d of %d ranges have fewer than %d voters", r.GetFewer(), r.GetRanges(), r.GetFactor()),
+			fmt.Sprintf("%d of %d ranges have fewer than %d voters", r.GetFewer(), r.GetRanges(), r.GetFactor()) + declining(r),
 			next,
 		})
 	}
@@ -312,15 +312,6 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 func countAlive(s *adminpb.SurveyResponse) (k int) {
 	for _, n := range s.GetNodes() {
 		if n.GetNode().GetAlive() {
-			k++
-		}
-	}
-	return k
-}
-
-func serving(s *adminpb.SurveyResponse) (k int) {
-	for _, n := range s.GetNodes() {
-		if n.GetNode().GetState() == "serving" {
 			k++
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -79,7 +80,29 @@ func ReplicationProgress(r *adminpb.Replication) string {
 	if r.GetPaused() {
 		text += "; placement is paused (skein placement resume)"
 	}
+	if r.GetFewer() > 0 {
+		text += declining(r)
+	}
 	return text
+}
+
+// maxDeclining bounds the nodes that a line names.
+const maxDeclining = 4
+
+// declining says behind a semicolon which nodes are given no replicas, "" where all are.
+func declining(r *adminpb.Replication) string {
+	var all []string
+	for i, d := range r.GetDeclining() {
+		if i == maxDeclining {
+			all = append(all, fmt.Sprintf("%d more (skein placement show)", len(r.GetDeclining())-i))
+			break
+		}
+		all = append(all, d.GetNode()+" ("+d.GetWhy()+")")
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; no replicas get " + strings.Join(all, ", ")
 }
 
 // WriteSetReplication prints what a number of voters means, and on notes what a table has no
@@ -124,13 +147,24 @@ type replicationJSON struct {
 	Operations int64 `json:"operations"`
 	Paused     bool  `json:"paused,omitempty"`
 	PausedAt   int64 `json:"paused_since_unix_ms,omitempty"`
+	// Declining are the nodes that are given no replicas.
+	Declining []decliningJSON `json:"declining,omitempty"`
+}
+
+type decliningJSON struct {
+	Node string `json:"node"`
+	Why  string `json:"why"`
 }
 
 func replicationToJSON(r *adminpb.Replication) *replicationJSON {
 	if r == nil {
 		return nil
 	}
-	return &replicationJSON{r.GetFactor(), r.GetRanges(), r.GetFewer(), r.GetMore(), r.GetSilent(), r.GetOperations(), r.GetPaused(), r.GetPausedSinceUnixMs()}
+	out := &replicationJSON{r.GetFactor(), r.GetRanges(), r.GetFewer(), r.GetMore(), r.GetSilent(), r.GetOperations(), r.GetPaused(), r.GetPausedSinceUnixMs(), nil}
+	for _, d := range r.GetDeclining() {
+		out.Declining = append(out.Declining, decliningJSON{d.GetNode(), d.GetWhy()})
+	}
+	return out
 }
 
 // writeReplicationTable prints how far the ranges are, where somebody could say it.
@@ -142,8 +176,16 @@ func writeReplicationTable(w io.Writer, r *adminpb.Replication) error {
 	if r.GetPaused() {
 		decides = "nobody: paused"
 	}
-	return writeTable(w, [][]string{
+	err := writeTable(w, [][]string{
 		{"REPLICATION", "RANGES", "FEWER VOTERS", "MORE VOTERS", "A NODE SILENT", "OPERATIONS", "DECIDED BY"},
 		append(numbers(r.GetFactor(), r.GetRanges(), r.GetFewer(), r.GetMore(), r.GetSilent(), r.GetOperations()), decides),
 	})
+	if err != nil || len(r.GetDeclining()) == 0 {
+		return err
+	}
+	rows := [][]string{{"GETS NO REPLICAS", "WHY"}}
+	for _, d := range r.GetDeclining() {
+		rows = append(rows, []string{d.GetNode(), d.GetWhy()})
+	}
+	return writeTable(w, rows)
 }

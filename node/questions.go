@@ -132,6 +132,7 @@ func (c *Core) report() operate.Report {
 	r := operate.Report{Bytes: total + c.wal.LiveBytes(), Isolated: !c.host.Connected(c.o.Self), Wall: fsm.UnixMillis(c.o.Clock.Wall().UnixMilli())}
 	r.FsyncP99 = c.wal.FsyncP99()
 	r.NoSpace, r.Corrupt = measurer{c}.Alarms()
+	r.NoMemory = measurer{c}.Full()
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
 	}

@@ -24,6 +24,69 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// AtClientURL is what answers at the client URL of a node that the others do not hear.
+type AtClientURL int32
+
+const (
+	// Nobody has asked there.
+	AtClientURL_NOT_ASKED       AtClientURL = 0
+	AtClientURL_NOTHING_ANSWERS AtClientURL = 1
+	// The node itself: its process runs and serves clients.
+	AtClientURL_NODE_ANSWERS         AtClientURL = 2
+	AtClientURL_ANOTHER_NODE_ANSWERS AtClientURL = 3
+	// Something that does not say which node it is.
+	AtClientURL_SOMETHING_ANSWERS AtClientURL = 4
+	// Something whose certificate is refused.
+	AtClientURL_BAD_CERTIFICATE AtClientURL = 5
+)
+
+// Enum value maps for AtClientURL.
+var (
+	AtClientURL_name = map[int32]string{
+		0: "NOT_ASKED",
+		1: "NOTHING_ANSWERS",
+		2: "NODE_ANSWERS",
+		3: "ANOTHER_NODE_ANSWERS",
+		4: "SOMETHING_ANSWERS",
+		5: "BAD_CERTIFICATE",
+	}
+	AtClientURL_value = map[string]int32{
+		"NOT_ASKED":            0,
+		"NOTHING_ANSWERS":      1,
+		"NODE_ANSWERS":         2,
+		"ANOTHER_NODE_ANSWERS": 3,
+		"SOMETHING_ANSWERS":    4,
+		"BAD_CERTIFICATE":      5,
+	}
+)
+
+func (x AtClientURL) Enum() *AtClientURL {
+	p := new(AtClientURL)
+	*p = x
+	return p
+}
+
+func (x AtClientURL) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AtClientURL) Descriptor() protoreflect.EnumDescriptor {
+	return file_adminpb_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (AtClientURL) Type() protoreflect.EnumType {
+	return &file_adminpb_admin_proto_enumTypes[0]
+}
+
+func (x AtClientURL) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AtClientURL.Descriptor instead.
+func (AtClientURL) EnumDescriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+}
+
 type SurveyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -279,8 +342,11 @@ type NodeSurvey struct {
 	// By how much its wall clock was last set forward, in milliseconds, and how long ago; 0 if it was not within an hour.
 	ClockStepMs       int64 `protobuf:"varint,19,opt,name=clock_step_ms,json=clockStepMs,proto3" json:"clock_step_ms,omitempty"`
 	ClockSteppedAgoMs int64 `protobuf:"varint,20,opt,name=clock_stepped_ago_ms,json=clockSteppedAgoMs,proto3" json:"clock_stepped_ago_ms,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Of a node that the others do not hear: what answers at its client URL. A node leaves it unset: who asks at that URL sets it,
+	// and says more in error.
+	AtClientUrl   AtClientURL `protobuf:"varint,21,opt,name=at_client_url,json=atClientUrl,proto3,enum=skein.admin.v1.AtClientURL" json:"at_client_url,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeSurvey) Reset() {
@@ -451,6 +517,13 @@ func (x *NodeSurvey) GetClockSteppedAgoMs() int64 {
 		return x.ClockSteppedAgoMs
 	}
 	return 0
+}
+
+func (x *NodeSurvey) GetAtClientUrl() AtClientURL {
+	if x != nil {
+		return x.AtClientUrl
+	}
+	return AtClientURL_NOT_ASKED
 }
 
 // Outage is what has no quorum because of the same nodes.
@@ -1745,8 +1818,10 @@ type Replication struct {
 	Paused bool `protobuf:"varint,7,opt,name=paused,proto3" json:"paused,omitempty"`
 	// When they were paused, by the clock of the node that was asked for it; 0 if unknown.
 	PausedSinceUnixMs int64 `protobuf:"varint,8,opt,name=paused_since_unix_ms,json=pausedSinceUnixMs,proto3" json:"paused_since_unix_ms,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The nodes that are given no replicas now, in the order of the node table.
+	Declining     []*Declining `protobuf:"bytes,9,rep,name=declining,proto3" json:"declining,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Replication) Reset() {
@@ -1835,6 +1910,67 @@ func (x *Replication) GetPausedSinceUnixMs() int64 {
 	return 0
 }
 
+func (x *Replication) GetDeclining() []*Declining {
+	if x != nil {
+		return x.Declining
+	}
+	return nil
+}
+
+// Declining is a node that is given no replicas now.
+type Declining struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Why, for people: as "its disk is 93 % full".
+	Why           string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Declining) Reset() {
+	*x = Declining{}
+	mi := &file_adminpb_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Declining) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Declining) ProtoMessage() {}
+
+func (x *Declining) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Declining.ProtoReflect.Descriptor instead.
+func (*Declining) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Declining) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Declining) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // PlacementReplica is a replica of the placement group.
 type PlacementReplica struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1848,7 +1984,7 @@ type PlacementReplica struct {
 
 func (x *PlacementReplica) Reset() {
 	*x = PlacementReplica{}
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1996,7 @@ func (x *PlacementReplica) String() string {
 func (*PlacementReplica) ProtoMessage() {}
 
 func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2009,7 @@ func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
 func (*PlacementReplica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PlacementReplica) GetNode() string {
@@ -1909,7 +2045,7 @@ type PlacementMoveRequest struct {
 
 func (x *PlacementMoveRequest) Reset() {
 	*x = PlacementMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2057,7 @@ func (x *PlacementMoveRequest) String() string {
 func (*PlacementMoveRequest) ProtoMessage() {}
 
 func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2070,7 @@ func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
 func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PlacementMoveRequest) GetFrom() string {
@@ -1960,7 +2096,7 @@ type PlacementMoveResponse struct {
 
 func (x *PlacementMoveResponse) Reset() {
 	*x = PlacementMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2108,7 @@ func (x *PlacementMoveResponse) String() string {
 func (*PlacementMoveResponse) ProtoMessage() {}
 
 func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2121,7 @@ func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
 func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PlacementMoveResponse) GetOperation() *Operation {
@@ -2005,7 +2141,7 @@ type PlacementTransferLeaderRequest struct {
 
 func (x *PlacementTransferLeaderRequest) Reset() {
 	*x = PlacementTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2153,7 @@ func (x *PlacementTransferLeaderRequest) String() string {
 func (*PlacementTransferLeaderRequest) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2166,7 @@ func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PlacementTransferLeaderRequest) GetTo() string {
@@ -2048,7 +2184,7 @@ type PlacementTransferLeaderResponse struct {
 
 func (x *PlacementTransferLeaderResponse) Reset() {
 	*x = PlacementTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2196,7 @@ func (x *PlacementTransferLeaderResponse) String() string {
 func (*PlacementTransferLeaderResponse) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2209,7 @@ func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
 }
 
 type OperationListRequest struct {
@@ -2084,7 +2220,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2232,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2245,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
 }
 
 type OperationListResponse struct {
@@ -2126,7 +2262,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2274,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2287,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -2185,7 +2321,7 @@ type PlacementPauseRequest struct {
 
 func (x *PlacementPauseRequest) Reset() {
 	*x = PlacementPauseRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2333,7 @@ func (x *PlacementPauseRequest) String() string {
 func (*PlacementPauseRequest) ProtoMessage() {}
 
 func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2346,7 @@ func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseRequest.ProtoReflect.Descriptor instead.
 func (*PlacementPauseRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PlacementPauseRequest) GetPaused() bool {
@@ -2228,7 +2364,7 @@ type PlacementPauseResponse struct {
 
 func (x *PlacementPauseResponse) Reset() {
 	*x = PlacementPauseResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2376,7 @@ func (x *PlacementPauseResponse) String() string {
 func (*PlacementPauseResponse) ProtoMessage() {}
 
 func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2389,7 @@ func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseResponse.ProtoReflect.Descriptor instead.
 func (*PlacementPauseResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
 }
 
 // Range is one range as the cluster sees it.
@@ -2298,7 +2434,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2446,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2459,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Range) GetId() uint64 {
@@ -2461,7 +2597,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2609,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2622,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Replica) GetNode() string {
@@ -2533,7 +2669,7 @@ type Quarantine struct {
 
 func (x *Quarantine) Reset() {
 	*x = Quarantine{}
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2681,7 @@ func (x *Quarantine) String() string {
 func (*Quarantine) ProtoMessage() {}
 
 func (x *Quarantine) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2694,7 @@ func (x *Quarantine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
 func (*Quarantine) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Quarantine) GetRange() uint64 {
@@ -2608,7 +2744,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2756,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2769,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RangeListRequest) GetNode() string {
@@ -2664,7 +2800,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2812,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2825,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -2724,7 +2860,7 @@ type KeySpan struct {
 
 func (x *KeySpan) Reset() {
 	*x = KeySpan{}
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2872,7 @@ func (x *KeySpan) String() string {
 func (*KeySpan) ProtoMessage() {}
 
 func (x *KeySpan) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2885,7 @@ func (x *KeySpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeySpan.ProtoReflect.Descriptor instead.
 func (*KeySpan) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KeySpan) GetStart() []byte {
@@ -2776,7 +2912,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2924,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2937,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -2821,7 +2957,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2833,7 +2969,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2846,7 +2982,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -2872,7 +3008,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +3020,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +3033,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -2918,7 +3054,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2930,7 +3066,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2943,7 +3079,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -2977,7 +3113,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3125,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3138,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -3048,7 +3184,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[45]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3196,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[45]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3209,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
 }
 
 type NodeListResponse struct {
@@ -3087,7 +3223,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[46]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3235,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[46]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3248,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -3164,7 +3300,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[47]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3176,7 +3312,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[47]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3189,7 +3325,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Node) GetId() string {
@@ -3308,7 +3444,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_adminpb_admin_proto_msgTypes[48]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3456,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[48]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3469,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Attribute) GetKey() string {
@@ -3360,7 +3496,7 @@ type NodeShowRequest struct {
 
 func (x *NodeShowRequest) Reset() {
 	*x = NodeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[49]
+	mi := &file_adminpb_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3372,7 +3508,7 @@ func (x *NodeShowRequest) String() string {
 func (*NodeShowRequest) ProtoMessage() {}
 
 func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[49]
+	mi := &file_adminpb_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3385,7 +3521,7 @@ func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
 func (*NodeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NodeShowRequest) GetNode() string {
@@ -3416,7 +3552,7 @@ type NodeShowResponse struct {
 
 func (x *NodeShowResponse) Reset() {
 	*x = NodeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[50]
+	mi := &file_adminpb_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3428,7 +3564,7 @@ func (x *NodeShowResponse) String() string {
 func (*NodeShowResponse) ProtoMessage() {}
 
 func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[50]
+	mi := &file_adminpb_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3441,7 +3577,7 @@ func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
 func (*NodeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{50}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NodeShowResponse) GetNode() *Node {
@@ -3510,7 +3646,7 @@ type NodeRange struct {
 
 func (x *NodeRange) Reset() {
 	*x = NodeRange{}
-	mi := &file_adminpb_admin_proto_msgTypes[51]
+	mi := &file_adminpb_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3658,7 @@ func (x *NodeRange) String() string {
 func (*NodeRange) ProtoMessage() {}
 
 func (x *NodeRange) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[51]
+	mi := &file_adminpb_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3671,7 @@ func (x *NodeRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
 func (*NodeRange) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{51}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodeRange) GetId() uint64 {
@@ -3591,7 +3727,7 @@ type NodeChangeRequest struct {
 
 func (x *NodeChangeRequest) Reset() {
 	*x = NodeChangeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[52]
+	mi := &file_adminpb_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3603,7 +3739,7 @@ func (x *NodeChangeRequest) String() string {
 func (*NodeChangeRequest) ProtoMessage() {}
 
 func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[52]
+	mi := &file_adminpb_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3616,7 +3752,7 @@ func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
 func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{52}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NodeChangeRequest) GetNode() string {
@@ -3636,7 +3772,7 @@ type NodeChangeResponse struct {
 
 func (x *NodeChangeResponse) Reset() {
 	*x = NodeChangeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[53]
+	mi := &file_adminpb_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3648,7 +3784,7 @@ func (x *NodeChangeResponse) String() string {
 func (*NodeChangeResponse) ProtoMessage() {}
 
 func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[53]
+	mi := &file_adminpb_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3661,7 +3797,7 @@ func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
 func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{53}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NodeChangeResponse) GetNode() *Node {
@@ -3685,7 +3821,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[54]
+	mi := &file_adminpb_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3833,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[54]
+	mi := &file_adminpb_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3846,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{54}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Refusal) GetReason() string {
@@ -3744,7 +3880,7 @@ type RangeMergeRequest struct {
 
 func (x *RangeMergeRequest) Reset() {
 	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[55]
+	mi := &file_adminpb_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3756,7 +3892,7 @@ func (x *RangeMergeRequest) String() string {
 func (*RangeMergeRequest) ProtoMessage() {}
 
 func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[55]
+	mi := &file_adminpb_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3769,7 +3905,7 @@ func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
 func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{55}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RangeMergeRequest) GetLeft() uint64 {
@@ -3788,7 +3924,7 @@ type RangeMergeResponse struct {
 
 func (x *RangeMergeResponse) Reset() {
 	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[56]
+	mi := &file_adminpb_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +3936,7 @@ func (x *RangeMergeResponse) String() string {
 func (*RangeMergeResponse) ProtoMessage() {}
 
 func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[56]
+	mi := &file_adminpb_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +3949,7 @@ func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
 func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{56}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RangeMergeResponse) GetOperation() *Operation {
@@ -3835,7 +3971,7 @@ type PlacementSetReplicationRequest struct {
 
 func (x *PlacementSetReplicationRequest) Reset() {
 	*x = PlacementSetReplicationRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[57]
+	mi := &file_adminpb_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +3983,7 @@ func (x *PlacementSetReplicationRequest) String() string {
 func (*PlacementSetReplicationRequest) ProtoMessage() {}
 
 func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[57]
+	mi := &file_adminpb_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +3996,7 @@ func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{57}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlacementSetReplicationRequest) GetFactor() int64 {
@@ -3894,7 +4030,7 @@ type PlacementSetReplicationResponse struct {
 
 func (x *PlacementSetReplicationResponse) Reset() {
 	*x = PlacementSetReplicationResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[58]
+	mi := &file_adminpb_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4042,7 @@ func (x *PlacementSetReplicationResponse) String() string {
 func (*PlacementSetReplicationResponse) ProtoMessage() {}
 
 func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[58]
+	mi := &file_adminpb_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4055,7 @@ func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{58}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PlacementSetReplicationResponse) GetBefore() int64 {
@@ -3981,7 +4117,7 @@ type PlacementSetMergeAfterRequest struct {
 
 func (x *PlacementSetMergeAfterRequest) Reset() {
 	*x = PlacementSetMergeAfterRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[59]
+	mi := &file_adminpb_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4129,7 @@ func (x *PlacementSetMergeAfterRequest) String() string {
 func (*PlacementSetMergeAfterRequest) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[59]
+	mi := &file_adminpb_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4142,7 @@ func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{59}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PlacementSetMergeAfterRequest) GetMergeAfterMs() int64 {
@@ -4024,7 +4160,7 @@ type PlacementSetMergeAfterResponse struct {
 
 func (x *PlacementSetMergeAfterResponse) Reset() {
 	*x = PlacementSetMergeAfterResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[60]
+	mi := &file_adminpb_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4036,7 +4172,7 @@ func (x *PlacementSetMergeAfterResponse) String() string {
 func (*PlacementSetMergeAfterResponse) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[60]
+	mi := &file_adminpb_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4049,7 +4185,7 @@ func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{60}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{61}
 }
 
 // HeatRequest says which part of the map is asked for.
@@ -4070,7 +4206,7 @@ type HeatRequest struct {
 
 func (x *HeatRequest) Reset() {
 	*x = HeatRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[61]
+	mi := &file_adminpb_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4218,7 @@ func (x *HeatRequest) String() string {
 func (*HeatRequest) ProtoMessage() {}
 
 func (x *HeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[61]
+	mi := &file_adminpb_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4231,7 @@ func (x *HeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeatRequest.ProtoReflect.Descriptor instead.
 func (*HeatRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{61}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *HeatRequest) GetFromUnixSeconds() int64 {
@@ -4162,7 +4298,7 @@ type HeatResponse struct {
 
 func (x *HeatResponse) Reset() {
 	*x = HeatResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[62]
+	mi := &file_adminpb_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4310,7 @@ func (x *HeatResponse) String() string {
 func (*HeatResponse) ProtoMessage() {}
 
 func (x *HeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[62]
+	mi := &file_adminpb_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4323,7 @@ func (x *HeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeatResponse.ProtoReflect.Descriptor instead.
 func (*HeatResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{62}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *HeatResponse) GetStarts() [][]byte {
@@ -4249,7 +4385,7 @@ type HeatColumn struct {
 
 func (x *HeatColumn) Reset() {
 	*x = HeatColumn{}
-	mi := &file_adminpb_admin_proto_msgTypes[63]
+	mi := &file_adminpb_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4261,7 +4397,7 @@ func (x *HeatColumn) String() string {
 func (*HeatColumn) ProtoMessage() {}
 
 func (x *HeatColumn) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[63]
+	mi := &file_adminpb_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4274,7 +4410,7 @@ func (x *HeatColumn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeatColumn.ProtoReflect.Descriptor instead.
 func (*HeatColumn) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{63}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *HeatColumn) GetStartUnixSeconds() int64 {
@@ -4302,7 +4438,7 @@ type HeatMissing struct {
 
 func (x *HeatMissing) Reset() {
 	*x = HeatMissing{}
-	mi := &file_adminpb_admin_proto_msgTypes[64]
+	mi := &file_adminpb_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4450,7 @@ func (x *HeatMissing) String() string {
 func (*HeatMissing) ProtoMessage() {}
 
 func (x *HeatMissing) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[64]
+	mi := &file_adminpb_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4463,7 @@ func (x *HeatMissing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeatMissing.ProtoReflect.Descriptor instead.
 func (*HeatMissing) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{64}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *HeatMissing) GetNode() string {
@@ -4356,7 +4492,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[65]
+	mi := &file_adminpb_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4368,7 +4504,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[65]
+	mi := &file_adminpb_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4381,7 +4517,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{65}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *BundleRequest) GetProfileMs() int64 {
@@ -4417,7 +4553,7 @@ type BundleResponse struct {
 
 func (x *BundleResponse) Reset() {
 	*x = BundleResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[66]
+	mi := &file_adminpb_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4429,7 +4565,7 @@ func (x *BundleResponse) String() string {
 func (*BundleResponse) ProtoMessage() {}
 
 func (x *BundleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[66]
+	mi := &file_adminpb_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4442,7 +4578,7 @@ func (x *BundleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleResponse.ProtoReflect.Descriptor instead.
 func (*BundleResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{66}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BundleResponse) GetNode() string {
@@ -4497,7 +4633,7 @@ type SeriesRequest struct {
 
 func (x *SeriesRequest) Reset() {
 	*x = SeriesRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[67]
+	mi := &file_adminpb_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4509,7 +4645,7 @@ func (x *SeriesRequest) String() string {
 func (*SeriesRequest) ProtoMessage() {}
 
 func (x *SeriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[67]
+	mi := &file_adminpb_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4522,7 +4658,7 @@ func (x *SeriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeriesRequest.ProtoReflect.Descriptor instead.
 func (*SeriesRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{67}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SeriesRequest) GetAfterUnixMs() int64 {
@@ -4542,7 +4678,7 @@ type SeriesResponse struct {
 
 func (x *SeriesResponse) Reset() {
 	*x = SeriesResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[68]
+	mi := &file_adminpb_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4554,7 +4690,7 @@ func (x *SeriesResponse) String() string {
 func (*SeriesResponse) ProtoMessage() {}
 
 func (x *SeriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[68]
+	mi := &file_adminpb_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4567,7 +4703,7 @@ func (x *SeriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeriesResponse.ProtoReflect.Descriptor instead.
 func (*SeriesResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{68}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SeriesResponse) GetNodes() []*NodeSeries {
@@ -4592,7 +4728,7 @@ type NodeSeries struct {
 
 func (x *NodeSeries) Reset() {
 	*x = NodeSeries{}
-	mi := &file_adminpb_admin_proto_msgTypes[69]
+	mi := &file_adminpb_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4604,7 +4740,7 @@ func (x *NodeSeries) String() string {
 func (*NodeSeries) ProtoMessage() {}
 
 func (x *NodeSeries) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[69]
+	mi := &file_adminpb_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4617,7 +4753,7 @@ func (x *NodeSeries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSeries.ProtoReflect.Descriptor instead.
 func (*NodeSeries) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{69}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *NodeSeries) GetNode() string {
@@ -4660,7 +4796,7 @@ type Series struct {
 
 func (x *Series) Reset() {
 	*x = Series{}
-	mi := &file_adminpb_admin_proto_msgTypes[70]
+	mi := &file_adminpb_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4672,7 +4808,7 @@ func (x *Series) String() string {
 func (*Series) ProtoMessage() {}
 
 func (x *Series) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[70]
+	mi := &file_adminpb_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4685,7 +4821,7 @@ func (x *Series) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Series.ProtoReflect.Descriptor instead.
 func (*Series) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{70}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Series) GetName() string {
@@ -4712,7 +4848,7 @@ type SlowRequest struct {
 
 func (x *SlowRequest) Reset() {
 	*x = SlowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[71]
+	mi := &file_adminpb_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4724,7 +4860,7 @@ func (x *SlowRequest) String() string {
 func (*SlowRequest) ProtoMessage() {}
 
 func (x *SlowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[71]
+	mi := &file_adminpb_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4737,7 +4873,7 @@ func (x *SlowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowRequest.ProtoReflect.Descriptor instead.
 func (*SlowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{71}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SlowRequest) GetMinMicros() int64 {
@@ -4759,7 +4895,7 @@ type SlowResponse struct {
 
 func (x *SlowResponse) Reset() {
 	*x = SlowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[72]
+	mi := &file_adminpb_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +4907,7 @@ func (x *SlowResponse) String() string {
 func (*SlowResponse) ProtoMessage() {}
 
 func (x *SlowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[72]
+	mi := &file_adminpb_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +4920,7 @@ func (x *SlowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowResponse.ProtoReflect.Descriptor instead.
 func (*SlowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{72}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SlowResponse) GetCalls() []*SlowCall {
@@ -4828,7 +4964,7 @@ type SlowCall struct {
 
 func (x *SlowCall) Reset() {
 	*x = SlowCall{}
-	mi := &file_adminpb_admin_proto_msgTypes[73]
+	mi := &file_adminpb_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +4976,7 @@ func (x *SlowCall) String() string {
 func (*SlowCall) ProtoMessage() {}
 
 func (x *SlowCall) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[73]
+	mi := &file_adminpb_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +4989,7 @@ func (x *SlowCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowCall.ProtoReflect.Descriptor instead.
 func (*SlowCall) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{73}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SlowCall) GetNode() uint64 {
@@ -4944,7 +5080,7 @@ type Stage struct {
 
 func (x *Stage) Reset() {
 	*x = Stage{}
-	mi := &file_adminpb_admin_proto_msgTypes[74]
+	mi := &file_adminpb_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4956,7 +5092,7 @@ func (x *Stage) String() string {
 func (*Stage) ProtoMessage() {}
 
 func (x *Stage) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[74]
+	mi := &file_adminpb_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4969,7 +5105,7 @@ func (x *Stage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stage.ProtoReflect.Descriptor instead.
 func (*Stage) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{74}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Stage) GetName() string {
@@ -4997,7 +5133,7 @@ type SlowMissing struct {
 
 func (x *SlowMissing) Reset() {
 	*x = SlowMissing{}
-	mi := &file_adminpb_admin_proto_msgTypes[75]
+	mi := &file_adminpb_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5009,7 +5145,7 @@ func (x *SlowMissing) String() string {
 func (*SlowMissing) ProtoMessage() {}
 
 func (x *SlowMissing) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[75]
+	mi := &file_adminpb_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5022,7 +5158,7 @@ func (x *SlowMissing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowMissing.ProtoReflect.Descriptor instead.
 func (*SlowMissing) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{75}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SlowMissing) GetNode() string {
@@ -5053,7 +5189,7 @@ type WatcherListRequest struct {
 
 func (x *WatcherListRequest) Reset() {
 	*x = WatcherListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[76]
+	mi := &file_adminpb_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5065,7 +5201,7 @@ func (x *WatcherListRequest) String() string {
 func (*WatcherListRequest) ProtoMessage() {}
 
 func (x *WatcherListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[76]
+	mi := &file_adminpb_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5078,7 +5214,7 @@ func (x *WatcherListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherListRequest.ProtoReflect.Descriptor instead.
 func (*WatcherListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{76}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WatcherListRequest) GetLimit() uint32 {
@@ -5116,7 +5252,7 @@ type WatcherListResponse struct {
 
 func (x *WatcherListResponse) Reset() {
 	*x = WatcherListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[77]
+	mi := &file_adminpb_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5128,7 +5264,7 @@ func (x *WatcherListResponse) String() string {
 func (*WatcherListResponse) ProtoMessage() {}
 
 func (x *WatcherListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[77]
+	mi := &file_adminpb_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5141,7 +5277,7 @@ func (x *WatcherListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherListResponse.ProtoReflect.Descriptor instead.
 func (*WatcherListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{77}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WatcherListResponse) GetWatchers() []*Watcher {
@@ -5199,7 +5335,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_adminpb_admin_proto_msgTypes[78]
+	mi := &file_adminpb_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5211,7 +5347,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[78]
+	mi := &file_adminpb_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5224,7 +5360,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{78}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Watcher) GetNode() string {
@@ -5357,7 +5493,7 @@ type WatchersMissing struct {
 
 func (x *WatchersMissing) Reset() {
 	*x = WatchersMissing{}
-	mi := &file_adminpb_admin_proto_msgTypes[79]
+	mi := &file_adminpb_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5369,7 +5505,7 @@ func (x *WatchersMissing) String() string {
 func (*WatchersMissing) ProtoMessage() {}
 
 func (x *WatchersMissing) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[79]
+	mi := &file_adminpb_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5382,7 +5518,7 @@ func (x *WatchersMissing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchersMissing.ProtoReflect.Descriptor instead.
 func (*WatchersMissing) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{79}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WatchersMissing) GetNode() string {
@@ -5427,7 +5563,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x13requests_per_second\x18\x0e \x01(\x01R\x11requestsPerSecond\x12#\n" +
 	"\rhottest_range\x18\x0f \x01(\x04R\fhottestRange\x12%\n" +
 	"\x0ehottest_leader\x18\x10 \x01(\tR\rhottestLeader\x12=\n" +
-	"\x1bhottest_requests_per_second\x18\x11 \x01(\x01R\x18hottestRequestsPerSecond\"\xe2\x05\n" +
+	"\x1bhottest_requests_per_second\x18\x11 \x01(\x01R\x18hottestRequestsPerSecond\"\xa3\x06\n" +
 	"\n" +
 	"NodeSurvey\x12(\n" +
 	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\x12\x14\n" +
@@ -5452,7 +5588,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x0elagging_client\x18\x11 \x01(\tR\rlaggingClient\x12+\n" +
 	"\x11lagging_revisions\x18\x12 \x01(\x04R\x10laggingRevisions\x12\"\n" +
 	"\rclock_step_ms\x18\x13 \x01(\x03R\vclockStepMs\x12/\n" +
-	"\x14clock_stepped_ago_ms\x18\x14 \x01(\x03R\x11clockSteppedAgoMs\"\x8f\x01\n" +
+	"\x14clock_stepped_ago_ms\x18\x14 \x01(\x03R\x11clockSteppedAgoMs\x12?\n" +
+	"\rat_client_url\x18\x15 \x01(\x0e2\x1b.skein.admin.v1.AtClientURLR\vatClientUrl\"\x8f\x01\n" +
 	"\x06Outage\x12\x1c\n" +
 	"\tplacement\x18\x01 \x01(\bR\tplacement\x12\x16\n" +
 	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x10\n" +
@@ -5536,7 +5673,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\vreplication\x18\x04 \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\x12)\n" +
 	"\x0emerge_after_ms\x18\x05 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01\x12\x14\n" +
 	"\x05stale\x18\x06 \x01(\bR\x05staleB\x11\n" +
-	"\x0f_merge_after_ms\"\xe8\x01\n" +
+	"\x0f_merge_after_ms\"\xa1\x02\n" +
 	"\vReplication\x12\x16\n" +
 	"\x06factor\x18\x01 \x01(\x03R\x06factor\x12\x16\n" +
 	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x14\n" +
@@ -5547,7 +5684,11 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"operations\x18\x06 \x01(\x03R\n" +
 	"operations\x12\x16\n" +
 	"\x06paused\x18\a \x01(\bR\x06paused\x12/\n" +
-	"\x14paused_since_unix_ms\x18\b \x01(\x03R\x11pausedSinceUnixMs\"Y\n" +
+	"\x14paused_since_unix_ms\x18\b \x01(\x03R\x11pausedSinceUnixMs\x127\n" +
+	"\tdeclining\x18\t \x03(\v2\x19.skein.admin.v1.DecliningR\tdeclining\"1\n" +
+	"\tDeclining\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"Y\n" +
 	"\x10PlacementReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -5812,7 +5953,14 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x06age_ms\x18\x11 \x01(\x03R\x05ageMs\"=\n" +
 	"\x0fWatchersMissing\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason2\xfe\x15\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason*\x89\x01\n" +
+	"\vAtClientURL\x12\r\n" +
+	"\tNOT_ASKED\x10\x00\x12\x13\n" +
+	"\x0fNOTHING_ANSWERS\x10\x01\x12\x10\n" +
+	"\fNODE_ANSWERS\x10\x02\x12\x18\n" +
+	"\x14ANOTHER_NODE_ANSWERS\x10\x03\x12\x15\n" +
+	"\x11SOMETHING_ANSWERS\x10\x04\x12\x13\n" +
+	"\x0fBAD_CERTIFICATE\x10\x052\xfe\x15\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -5861,200 +6009,205 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_adminpb_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
-	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
-	(*NodeSurvey)(nil),                      // 2: skein.admin.v1.NodeSurvey
-	(*Outage)(nil),                          // 3: skein.admin.v1.Outage
-	(*Alarm)(nil),                           // 4: skein.admin.v1.Alarm
-	(*HoldListRequest)(nil),                 // 5: skein.admin.v1.HoldListRequest
-	(*HoldListResponse)(nil),                // 6: skein.admin.v1.HoldListResponse
-	(*Hold)(nil),                            // 7: skein.admin.v1.Hold
-	(*HoldReleaseRequest)(nil),              // 8: skein.admin.v1.HoldReleaseRequest
-	(*HoldReleaseResponse)(nil),             // 9: skein.admin.v1.HoldReleaseResponse
-	(*ClusterShowRequest)(nil),              // 10: skein.admin.v1.ClusterShowRequest
-	(*ClusterShowResponse)(nil),             // 11: skein.admin.v1.ClusterShowResponse
-	(*NodeVersions)(nil),                    // 12: skein.admin.v1.NodeVersions
-	(*ClusterUpgradeRequest)(nil),           // 13: skein.admin.v1.ClusterUpgradeRequest
-	(*ClusterUpgradeResponse)(nil),          // 14: skein.admin.v1.ClusterUpgradeResponse
-	(*Operation)(nil),                       // 15: skein.admin.v1.Operation
-	(*NodeJoinRequest)(nil),                 // 16: skein.admin.v1.NodeJoinRequest
-	(*NodeJoinResponse)(nil),                // 17: skein.admin.v1.NodeJoinResponse
-	(*RangeMoveRequest)(nil),                // 18: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),               // 19: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),      // 20: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil),     // 21: skein.admin.v1.RangeTransferLeaderResponse
-	(*PlacementShowRequest)(nil),            // 22: skein.admin.v1.PlacementShowRequest
-	(*PlacementShowResponse)(nil),           // 23: skein.admin.v1.PlacementShowResponse
-	(*Replication)(nil),                     // 24: skein.admin.v1.Replication
-	(*PlacementReplica)(nil),                // 25: skein.admin.v1.PlacementReplica
-	(*PlacementMoveRequest)(nil),            // 26: skein.admin.v1.PlacementMoveRequest
-	(*PlacementMoveResponse)(nil),           // 27: skein.admin.v1.PlacementMoveResponse
-	(*PlacementTransferLeaderRequest)(nil),  // 28: skein.admin.v1.PlacementTransferLeaderRequest
-	(*PlacementTransferLeaderResponse)(nil), // 29: skein.admin.v1.PlacementTransferLeaderResponse
-	(*OperationListRequest)(nil),            // 30: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),           // 31: skein.admin.v1.OperationListResponse
-	(*PlacementPauseRequest)(nil),           // 32: skein.admin.v1.PlacementPauseRequest
-	(*PlacementPauseResponse)(nil),          // 33: skein.admin.v1.PlacementPauseResponse
-	(*Range)(nil),                           // 34: skein.admin.v1.Range
-	(*Replica)(nil),                         // 35: skein.admin.v1.Replica
-	(*Quarantine)(nil),                      // 36: skein.admin.v1.Quarantine
-	(*RangeListRequest)(nil),                // 37: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),               // 38: skein.admin.v1.RangeListResponse
-	(*KeySpan)(nil),                         // 39: skein.admin.v1.KeySpan
-	(*RangeSplitRequest)(nil),               // 40: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),              // 41: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),                // 42: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),               // 43: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                    // 44: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),                 // 45: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),                // 46: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                            // 47: skein.admin.v1.Node
-	(*Attribute)(nil),                       // 48: skein.admin.v1.Attribute
-	(*NodeShowRequest)(nil),                 // 49: skein.admin.v1.NodeShowRequest
-	(*NodeShowResponse)(nil),                // 50: skein.admin.v1.NodeShowResponse
-	(*NodeRange)(nil),                       // 51: skein.admin.v1.NodeRange
-	(*NodeChangeRequest)(nil),               // 52: skein.admin.v1.NodeChangeRequest
-	(*NodeChangeResponse)(nil),              // 53: skein.admin.v1.NodeChangeResponse
-	(*Refusal)(nil),                         // 54: skein.admin.v1.Refusal
-	(*RangeMergeRequest)(nil),               // 55: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),              // 56: skein.admin.v1.RangeMergeResponse
-	(*PlacementSetReplicationRequest)(nil),  // 57: skein.admin.v1.PlacementSetReplicationRequest
-	(*PlacementSetReplicationResponse)(nil), // 58: skein.admin.v1.PlacementSetReplicationResponse
-	(*PlacementSetMergeAfterRequest)(nil),   // 59: skein.admin.v1.PlacementSetMergeAfterRequest
-	(*PlacementSetMergeAfterResponse)(nil),  // 60: skein.admin.v1.PlacementSetMergeAfterResponse
-	(*HeatRequest)(nil),                     // 61: skein.admin.v1.HeatRequest
-	(*HeatResponse)(nil),                    // 62: skein.admin.v1.HeatResponse
-	(*HeatColumn)(nil),                      // 63: skein.admin.v1.HeatColumn
-	(*HeatMissing)(nil),                     // 64: skein.admin.v1.HeatMissing
-	(*BundleRequest)(nil),                   // 65: skein.admin.v1.BundleRequest
-	(*BundleResponse)(nil),                  // 66: skein.admin.v1.BundleResponse
-	(*SeriesRequest)(nil),                   // 67: skein.admin.v1.SeriesRequest
-	(*SeriesResponse)(nil),                  // 68: skein.admin.v1.SeriesResponse
-	(*NodeSeries)(nil),                      // 69: skein.admin.v1.NodeSeries
-	(*Series)(nil),                          // 70: skein.admin.v1.Series
-	(*SlowRequest)(nil),                     // 71: skein.admin.v1.SlowRequest
-	(*SlowResponse)(nil),                    // 72: skein.admin.v1.SlowResponse
-	(*SlowCall)(nil),                        // 73: skein.admin.v1.SlowCall
-	(*Stage)(nil),                           // 74: skein.admin.v1.Stage
-	(*SlowMissing)(nil),                     // 75: skein.admin.v1.SlowMissing
-	(*WatcherListRequest)(nil),              // 76: skein.admin.v1.WatcherListRequest
-	(*WatcherListResponse)(nil),             // 77: skein.admin.v1.WatcherListResponse
-	(*Watcher)(nil),                         // 78: skein.admin.v1.Watcher
-	(*WatchersMissing)(nil),                 // 79: skein.admin.v1.WatchersMissing
+	(AtClientURL)(0),                        // 0: skein.admin.v1.AtClientURL
+	(*SurveyRequest)(nil),                   // 1: skein.admin.v1.SurveyRequest
+	(*SurveyResponse)(nil),                  // 2: skein.admin.v1.SurveyResponse
+	(*NodeSurvey)(nil),                      // 3: skein.admin.v1.NodeSurvey
+	(*Outage)(nil),                          // 4: skein.admin.v1.Outage
+	(*Alarm)(nil),                           // 5: skein.admin.v1.Alarm
+	(*HoldListRequest)(nil),                 // 6: skein.admin.v1.HoldListRequest
+	(*HoldListResponse)(nil),                // 7: skein.admin.v1.HoldListResponse
+	(*Hold)(nil),                            // 8: skein.admin.v1.Hold
+	(*HoldReleaseRequest)(nil),              // 9: skein.admin.v1.HoldReleaseRequest
+	(*HoldReleaseResponse)(nil),             // 10: skein.admin.v1.HoldReleaseResponse
+	(*ClusterShowRequest)(nil),              // 11: skein.admin.v1.ClusterShowRequest
+	(*ClusterShowResponse)(nil),             // 12: skein.admin.v1.ClusterShowResponse
+	(*NodeVersions)(nil),                    // 13: skein.admin.v1.NodeVersions
+	(*ClusterUpgradeRequest)(nil),           // 14: skein.admin.v1.ClusterUpgradeRequest
+	(*ClusterUpgradeResponse)(nil),          // 15: skein.admin.v1.ClusterUpgradeResponse
+	(*Operation)(nil),                       // 16: skein.admin.v1.Operation
+	(*NodeJoinRequest)(nil),                 // 17: skein.admin.v1.NodeJoinRequest
+	(*NodeJoinResponse)(nil),                // 18: skein.admin.v1.NodeJoinResponse
+	(*RangeMoveRequest)(nil),                // 19: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),               // 20: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),      // 21: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil),     // 22: skein.admin.v1.RangeTransferLeaderResponse
+	(*PlacementShowRequest)(nil),            // 23: skein.admin.v1.PlacementShowRequest
+	(*PlacementShowResponse)(nil),           // 24: skein.admin.v1.PlacementShowResponse
+	(*Replication)(nil),                     // 25: skein.admin.v1.Replication
+	(*Declining)(nil),                       // 26: skein.admin.v1.Declining
+	(*PlacementReplica)(nil),                // 27: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 28: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 29: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 30: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 31: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 32: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 33: skein.admin.v1.OperationListResponse
+	(*PlacementPauseRequest)(nil),           // 34: skein.admin.v1.PlacementPauseRequest
+	(*PlacementPauseResponse)(nil),          // 35: skein.admin.v1.PlacementPauseResponse
+	(*Range)(nil),                           // 36: skein.admin.v1.Range
+	(*Replica)(nil),                         // 37: skein.admin.v1.Replica
+	(*Quarantine)(nil),                      // 38: skein.admin.v1.Quarantine
+	(*RangeListRequest)(nil),                // 39: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 40: skein.admin.v1.RangeListResponse
+	(*KeySpan)(nil),                         // 41: skein.admin.v1.KeySpan
+	(*RangeSplitRequest)(nil),               // 42: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 43: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 44: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 45: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 46: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 47: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 48: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 49: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 50: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 51: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 52: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 53: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 54: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 55: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 56: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 57: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 58: skein.admin.v1.RangeMergeResponse
+	(*PlacementSetReplicationRequest)(nil),  // 59: skein.admin.v1.PlacementSetReplicationRequest
+	(*PlacementSetReplicationResponse)(nil), // 60: skein.admin.v1.PlacementSetReplicationResponse
+	(*PlacementSetMergeAfterRequest)(nil),   // 61: skein.admin.v1.PlacementSetMergeAfterRequest
+	(*PlacementSetMergeAfterResponse)(nil),  // 62: skein.admin.v1.PlacementSetMergeAfterResponse
+	(*HeatRequest)(nil),                     // 63: skein.admin.v1.HeatRequest
+	(*HeatResponse)(nil),                    // 64: skein.admin.v1.HeatResponse
+	(*HeatColumn)(nil),                      // 65: skein.admin.v1.HeatColumn
+	(*HeatMissing)(nil),                     // 66: skein.admin.v1.HeatMissing
+	(*BundleRequest)(nil),                   // 67: skein.admin.v1.BundleRequest
+	(*BundleResponse)(nil),                  // 68: skein.admin.v1.BundleResponse
+	(*SeriesRequest)(nil),                   // 69: skein.admin.v1.SeriesRequest
+	(*SeriesResponse)(nil),                  // 70: skein.admin.v1.SeriesResponse
+	(*NodeSeries)(nil),                      // 71: skein.admin.v1.NodeSeries
+	(*Series)(nil),                          // 72: skein.admin.v1.Series
+	(*SlowRequest)(nil),                     // 73: skein.admin.v1.SlowRequest
+	(*SlowResponse)(nil),                    // 74: skein.admin.v1.SlowResponse
+	(*SlowCall)(nil),                        // 75: skein.admin.v1.SlowCall
+	(*Stage)(nil),                           // 76: skein.admin.v1.Stage
+	(*SlowMissing)(nil),                     // 77: skein.admin.v1.SlowMissing
+	(*WatcherListRequest)(nil),              // 78: skein.admin.v1.WatcherListRequest
+	(*WatcherListResponse)(nil),             // 79: skein.admin.v1.WatcherListResponse
+	(*Watcher)(nil),                         // 80: skein.admin.v1.Watcher
+	(*WatchersMissing)(nil),                 // 81: skein.admin.v1.WatchersMissing
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
-	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
-	3,  // 1: skein.admin.v1.SurveyResponse.outages:type_name -> skein.admin.v1.Outage
-	15, // 2: skein.admin.v1.SurveyResponse.operations:type_name -> skein.admin.v1.Operation
-	24, // 3: skein.admin.v1.SurveyResponse.replication:type_name -> skein.admin.v1.Replication
-	4,  // 4: skein.admin.v1.SurveyResponse.alarms:type_name -> skein.admin.v1.Alarm
-	11, // 5: skein.admin.v1.SurveyResponse.versions:type_name -> skein.admin.v1.ClusterShowResponse
-	7,  // 6: skein.admin.v1.SurveyResponse.holds:type_name -> skein.admin.v1.Hold
-	47, // 7: skein.admin.v1.NodeSurvey.node:type_name -> skein.admin.v1.Node
-	7,  // 8: skein.admin.v1.HoldListResponse.holds:type_name -> skein.admin.v1.Hold
-	7,  // 9: skein.admin.v1.HoldReleaseResponse.hold:type_name -> skein.admin.v1.Hold
-	12, // 10: skein.admin.v1.ClusterShowResponse.nodes:type_name -> skein.admin.v1.NodeVersions
-	15, // 11: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	25, // 12: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
-	24, // 13: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
-	15, // 14: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	15, // 15: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	35, // 16: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
-	15, // 17: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
-	34, // 18: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	39, // 19: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
-	34, // 20: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	34, // 21: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	34, // 22: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	44, // 23: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	47, // 24: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	48, // 25: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
-	47, // 26: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
-	51, // 27: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
-	15, // 28: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
-	54, // 29: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
-	54, // 30: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
-	36, // 31: skein.admin.v1.NodeShowResponse.quarantined:type_name -> skein.admin.v1.Quarantine
-	47, // 32: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	15, // 33: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	63, // 34: skein.admin.v1.HeatResponse.columns:type_name -> skein.admin.v1.HeatColumn
-	64, // 35: skein.admin.v1.HeatResponse.missing:type_name -> skein.admin.v1.HeatMissing
-	69, // 36: skein.admin.v1.SeriesResponse.nodes:type_name -> skein.admin.v1.NodeSeries
-	70, // 37: skein.admin.v1.NodeSeries.series:type_name -> skein.admin.v1.Series
-	73, // 38: skein.admin.v1.SlowResponse.calls:type_name -> skein.admin.v1.SlowCall
-	75, // 39: skein.admin.v1.SlowResponse.missing:type_name -> skein.admin.v1.SlowMissing
-	74, // 40: skein.admin.v1.SlowCall.stages:type_name -> skein.admin.v1.Stage
-	78, // 41: skein.admin.v1.WatcherListResponse.watchers:type_name -> skein.admin.v1.Watcher
-	79, // 42: skein.admin.v1.WatcherListResponse.missing:type_name -> skein.admin.v1.WatchersMissing
-	37, // 43: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	40, // 44: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	42, // 45: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	18, // 46: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	20, // 47: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	30, // 48: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	22, // 49: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	26, // 50: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	28, // 51: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	45, // 52: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	49, // 53: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	52, // 54: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 55: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 56: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 57: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 58: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	32, // 59: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	16, // 60: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	55, // 61: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	57, // 62: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	59, // 63: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	10, // 64: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	13, // 65: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	5,  // 66: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
-	8,  // 67: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
-	0,  // 68: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
-	61, // 69: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
-	65, // 70: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
-	67, // 71: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
-	71, // 72: skein.admin.v1.Admin.Slow:input_type -> skein.admin.v1.SlowRequest
-	76, // 73: skein.admin.v1.Admin.WatcherList:input_type -> skein.admin.v1.WatcherListRequest
-	38, // 74: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	41, // 75: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	43, // 76: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	19, // 77: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	21, // 78: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	31, // 79: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	23, // 80: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	27, // 81: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	29, // 82: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	46, // 83: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	50, // 84: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	53, // 85: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 86: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 87: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 88: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 89: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	33, // 90: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	17, // 91: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	56, // 92: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	58, // 93: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	60, // 94: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	11, // 95: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	14, // 96: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	6,  // 97: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	9,  // 98: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	1,  // 99: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
-	62, // 100: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
-	66, // 101: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
-	68, // 102: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
-	72, // 103: skein.admin.v1.Admin.Slow:output_type -> skein.admin.v1.SlowResponse
-	77, // 104: skein.admin.v1.Admin.WatcherList:output_type -> skein.admin.v1.WatcherListResponse
-	74, // [74:105] is the sub-list for method output_type
-	43, // [43:74] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	3,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
+	4,  // 1: skein.admin.v1.SurveyResponse.outages:type_name -> skein.admin.v1.Outage
+	16, // 2: skein.admin.v1.SurveyResponse.operations:type_name -> skein.admin.v1.Operation
+	25, // 3: skein.admin.v1.SurveyResponse.replication:type_name -> skein.admin.v1.Replication
+	5,  // 4: skein.admin.v1.SurveyResponse.alarms:type_name -> skein.admin.v1.Alarm
+	12, // 5: skein.admin.v1.SurveyResponse.versions:type_name -> skein.admin.v1.ClusterShowResponse
+	8,  // 6: skein.admin.v1.SurveyResponse.holds:type_name -> skein.admin.v1.Hold
+	49, // 7: skein.admin.v1.NodeSurvey.node:type_name -> skein.admin.v1.Node
+	0,  // 8: skein.admin.v1.NodeSurvey.at_client_url:type_name -> skein.admin.v1.AtClientURL
+	8,  // 9: skein.admin.v1.HoldListResponse.holds:type_name -> skein.admin.v1.Hold
+	8,  // 10: skein.admin.v1.HoldReleaseResponse.hold:type_name -> skein.admin.v1.Hold
+	13, // 11: skein.admin.v1.ClusterShowResponse.nodes:type_name -> skein.admin.v1.NodeVersions
+	16, // 12: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	27, // 13: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	25, // 14: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
+	26, // 15: skein.admin.v1.Replication.declining:type_name -> skein.admin.v1.Declining
+	16, // 16: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	16, // 17: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	37, // 18: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
+	16, // 19: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
+	36, // 20: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	41, // 21: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
+	36, // 22: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	36, // 23: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	36, // 24: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	46, // 25: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	49, // 26: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	50, // 27: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	49, // 28: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	53, // 29: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	16, // 30: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
+	56, // 31: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	56, // 32: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	38, // 33: skein.admin.v1.NodeShowResponse.quarantined:type_name -> skein.admin.v1.Quarantine
+	49, // 34: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	16, // 35: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	65, // 36: skein.admin.v1.HeatResponse.columns:type_name -> skein.admin.v1.HeatColumn
+	66, // 37: skein.admin.v1.HeatResponse.missing:type_name -> skein.admin.v1.HeatMissing
+	71, // 38: skein.admin.v1.SeriesResponse.nodes:type_name -> skein.admin.v1.NodeSeries
+	72, // 39: skein.admin.v1.NodeSeries.series:type_name -> skein.admin.v1.Series
+	75, // 40: skein.admin.v1.SlowResponse.calls:type_name -> skein.admin.v1.SlowCall
+	77, // 41: skein.admin.v1.SlowResponse.missing:type_name -> skein.admin.v1.SlowMissing
+	76, // 42: skein.admin.v1.SlowCall.stages:type_name -> skein.admin.v1.Stage
+	80, // 43: skein.admin.v1.WatcherListResponse.watchers:type_name -> skein.admin.v1.Watcher
+	81, // 44: skein.admin.v1.WatcherListResponse.missing:type_name -> skein.admin.v1.WatchersMissing
+	39, // 45: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	42, // 46: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	44, // 47: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	19, // 48: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	21, // 49: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	32, // 50: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	23, // 51: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	28, // 52: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	30, // 53: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	47, // 54: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	51, // 55: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	54, // 56: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	54, // 57: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	54, // 58: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	54, // 59: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	54, // 60: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 61: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	17, // 62: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	57, // 63: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	59, // 64: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	61, // 65: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	11, // 66: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	14, // 67: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	6,  // 68: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
+	9,  // 69: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
+	1,  // 70: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
+	63, // 71: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
+	67, // 72: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
+	69, // 73: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
+	73, // 74: skein.admin.v1.Admin.Slow:input_type -> skein.admin.v1.SlowRequest
+	78, // 75: skein.admin.v1.Admin.WatcherList:input_type -> skein.admin.v1.WatcherListRequest
+	40, // 76: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	43, // 77: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	45, // 78: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	20, // 79: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	22, // 80: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	33, // 81: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	24, // 82: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	29, // 83: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	31, // 84: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	48, // 85: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	52, // 86: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	55, // 87: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	55, // 88: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	55, // 89: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	55, // 90: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	55, // 91: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 92: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	18, // 93: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	58, // 94: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	60, // 95: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	62, // 96: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	12, // 97: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	15, // 98: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	7,  // 99: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	10, // 100: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	2,  // 101: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	64, // 102: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
+	68, // 103: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
+	70, // 104: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
+	74, // 105: skein.admin.v1.Admin.Slow:output_type -> skein.admin.v1.SlowResponse
+	79, // 106: skein.admin.v1.Admin.WatcherList:output_type -> skein.admin.v1.WatcherListResponse
+	76, // [76:107] is the sub-list for method output_type
+	45, // [45:76] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -6064,20 +6217,21 @@ func file_adminpb_admin_proto_init() {
 	}
 	file_adminpb_admin_proto_msgTypes[13].OneofWrappers = []any{}
 	file_adminpb_admin_proto_msgTypes[23].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[37].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[59].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[38].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[60].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   80,
+			NumEnums:      1,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_adminpb_admin_proto_goTypes,
 		DependencyIndexes: file_adminpb_admin_proto_depIdxs,
+		EnumInfos:         file_adminpb_admin_proto_enumTypes,
 		MessageInfos:      file_adminpb_admin_proto_msgTypes,
 	}.Build()
 	File_adminpb_admin_proto = out.File

@@ -183,6 +183,8 @@ type Report struct {
 	Hears []keyspace.NodeID
 	// Quarantined are its replicas in quarantine.
 	Quarantined []Quarantined
+	// NoMemory says that it has no memory for another replica.
+	NoMemory bool
 	// NoSpace and Corrupt say that it has a cause for these alarms of etcd's.
 	NoSpace, Corrupt bool
 	// FsyncP99 is the 99th percentile of its log's last fsyncs.

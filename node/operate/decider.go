@@ -20,16 +20,12 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 	set := decide.Defaults()
 	set.ReplicationFactor = placement.Replication(v.settings)
 	c := decide.New(set, 1, now)
-	states := map[fsm.NodeState]decide.NodeState{
-		fsm.NodeServing: decide.Serving, fsm.NodeDraining: decide.Draining, fsm.NodeDecommissioned: decide.Decommissioning,
-	}
 	for i := range v.nodes {
 		n := &v.nodes[i]
-		state, takesPart := states[n.State]
+		row, takesPart := decideNode(n, v.reports[n.ID])
 		if !takesPart {
 			continue
 		}
-		row := decide.Node{ID: n.ID, Zone: n.Attribute(zoneAttribute), State: state, Capacity: v.reports[n.ID].Capacity, Used: v.reports[n.ID].Used}
 		if row.Silent = !v.answered(n.ID); row.Silent {
 			row.SilentSince = now
 		}
@@ -45,6 +41,41 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 		c.PutRange(r)
 	}
 	return c
+}
+
+// decideNode returns the node as package decide has it, but for who hears it. It is none of decide's if it does not take part.
+func decideNode(n *fsm.Node, r Report) (row decide.Node, takesPart bool) {
+	states := map[fsm.NodeState]decide.NodeState{
+		fsm.NodeServing: decide.Serving, fsm.NodeDraining: decide.Draining, fsm.NodeDecommissioned: decide.Decommissioning,
+	}
+	state, takesPart := states[n.State]
+	return decide.Node{ID: n.ID, Zone: n.Attribute(zoneAttribute), State: state, Capacity: r.Capacity, Used: r.Used, Full: r.NoMemory}, takesPart
+}
+
+// declining lists the nodes that are given no replicas now, as their reports and those that hear them say.
+func declining(nodes []fsm.Node, reports map[keyspace.NodeID]Report, alive func(keyspace.NodeID) bool) (all []*adminpb.Declining) {
+	set := decide.Defaults()
+	for i := range nodes {
+		n := &nodes[i]
+		r := reports[n.ID]
+		row, takesPart := decideNode(n, r)
+		row.Silent, row.Isolated = !alive(n.ID), r.Isolated
+		why := ""
+		switch d := row.Declines(&set); {
+		case !takesPart:
+			why = "its state is " + n.State.String()
+		case d == decide.DeclinesDisk:
+			why = fmt.Sprintf("its disk is %d %% full, and above %.0f %% it gets none", int(float64(r.Used)/float64(r.Capacity)*100), set.FullAt*100)
+		case d == decide.DeclinesMemory:
+			why = "it has no memory for more (--memory-budget-bytes)"
+		case d != decide.Accepts:
+			why = "it " + d.String()
+		}
+		if why != "" {
+			all = append(all, &adminpb.Declining{Node: cmp.Or(n.Name, n.ID.String()), Why: why})
+		}
+	}
+	return all
 }
 
 // zoneAttribute is the attribute by whose value replicas are kept apart.

@@ -89,7 +89,7 @@
 //
 // # Locks
 //
-// An Admin has no state and no lock of its own. The mutexes in ask and showAll guard one call's
+// An Admin has no state and no lock of its own. The mutexes in ask, livingReports and showAll guard one call's
 // results and are leaves; nothing is called while they are held.
 //
 // # Files

@@ -51,6 +51,8 @@ type fake struct {
 	settings []fsm.Setting
 	// quarantined are replicas of the nodes.
 	quarantined map[keyspace.NodeID][]Quarantined
+	// reports are what nodes say, beside what is the same of all; nil for nothing.
+	reports map[keyspace.NodeID]Report
 	// known is the map of the asked node, nil for none.
 	known *fsm.Map
 	// before is called before a change of a node is made, and may refuse it.
@@ -97,7 +99,9 @@ func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 	if f.dead[n] {
 		return Report{}, kverror.Timeout
 	}
-	return Report{Bytes: 1, Quarantined: f.quarantined[n]}, nil
+	r := f.reports[n]
+	r.Bytes, r.Quarantined = 1, f.quarantined[n]
+	return r, nil
 }
 
 // Heat is of one request at the node's name in each column.

@@ -26,7 +26,7 @@ func (a *Admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespo
 		return nil, err
 	}
 	byName := names(nodes)
-	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term, Replication: a.replication(ctx, stale), Stale: stale}
+	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term, Replication: a.replication(ctx, nodes, stale), Stale: stale}
 	if settings, err := a.settings(ctx, stale); err == nil { // who holds the group is to be seen without it
 		if after, set := placement.MergeAfter(settings); set {
 			resp.MergeAfterMs = new(after.Milliseconds())

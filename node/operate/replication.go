@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/skeindb/skein/adminapi"
@@ -87,7 +88,7 @@ func replicationNotes(factor int, plan *decide.Replication) (notes []string) {
 
 // replication returns how many voters ranges are to have, and the progress by this node's map.
 // With stale it asks one replica of the placement group. It returns nil if nobody answers.
-func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replication {
+func (a *Admin) replication(ctx context.Context, nodes []fsm.Node, stale bool) *adminpb.Replication {
 	settings, err := a.settings(ctx, stale)
 	if err != nil {
 		return nil
@@ -104,7 +105,35 @@ func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replicatio
 	for _, o := range ops {
 		byRange[o.Range] = o
 	}
-	return progress(settings, descs, byRange, a.o.Peers.Alive)
+	out := progress(settings, descs, byRange, a.o.Peers.Alive)
+	var reports map[keyspace.NodeID]Report
+	if !stale { // nothing is placed without a quorum, and nobody is to wait for a node that hangs
+		reports = a.livingReports(ctx, nodes)
+	}
+	out.Declining = declining(nodes, reports, a.o.Peers.Alive)
+	return out
+}
+
+// livingReports returns what the nodes that live say of themselves, as far as they answer.
+func (a *Admin) livingReports(ctx context.Context, nodes []fsm.Node) map[keyspace.NodeID]Report {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	all := map[keyspace.NodeID]Report{}
+	for i := range nodes {
+		id := nodes[i].ID
+		if !a.o.Peers.Alive(id) {
+			continue
+		}
+		wg.Go(func() {
+			if r, err := a.report(ctx, id); err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				all[id] = r
+			}
+		})
+	}
+	wg.Wait()
+	return all
 }
 
 // progress says how many ranges have not as many voters as they are to have, or not all alive.

@@ -145,7 +145,9 @@ func (a *Admin) replicationOf(v *clusterView) *adminpb.Replication {
 	if v.settings == nil && v.stale {
 		return nil
 	}
-	return progress(v.settings, v.ranges, v.operations, v.alive)
+	out := progress(v.settings, v.ranges, v.operations, v.alive)
+	out.Declining = declining(v.nodes, v.reports, v.alive)
+	return out
 }
 
 // versions is what the nodes of the view read, by this node's copy of the node table.

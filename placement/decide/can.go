@@ -285,6 +285,26 @@ func (c *Cluster) orMemory(disks string, but *node) string {
 	return "raise --memory-budget-bytes on " + nodesNamed(full) + ", full of replicas, or " + disks
 }
 
+// declining names the nodes that are given no replicas and says why, behind a colon; "" where there are none.
+func (c *Cluster) declining() string {
+	var all []string
+	for d := DeclinesSilent; int(d) < len(declineWords); d++ {
+		ids := map[keyspace.NodeID]bool{}
+		for id, n := range c.nodes {
+			if n.known && n.Declines(&c.settings) == d {
+				ids[id] = true
+			}
+		}
+		if len(ids) > 0 {
+			all = append(all, nodesNamed(ids)+" "+d.String())
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(all, "; ")
+}
+
 // nodesNamed names a few of the nodes.
 func nodesNamed(ids map[keyspace.NodeID]bool) string {
 	var all []keyspace.NodeID

@@ -34,7 +34,11 @@ func (c *Cluster) Explain(id keyspace.RangeID) string {
 		return "needed: cold; it is merged with its right neighbour step by step"
 	}
 	_, h := c.act(r)
-	return fmt.Sprintf("needed: %s; %s", r.need, h)
+	text := fmt.Sprintf("needed: %s; %s", r.need, h)
+	if h == holdNodes {
+		text += c.declining()
+	}
+	return text
 }
 
 // explainRest says why nothing is done for a range that one could expect something of.

@@ -64,3 +64,44 @@ func (n *Node) describe(known bool) string {
 
 // Takes says whether the node may be given replicas and leaders.
 func (n *Node) Takes() bool { return !n.Silent && !n.Isolated && n.State == Serving }
+
+// Decline is why a node is given no replicas.
+type Decline uint8
+
+// What keeps replicas from a node.
+const (
+	Accepts Decline = iota
+	DeclinesSilent
+	DeclinesIsolated
+	DeclinesDraining
+	DeclinesDecommissioning
+	// DeclinesDisk is a disk that is used above Settings.FullAt, DeclinesMemory is Node.Full.
+	DeclinesDisk
+	DeclinesMemory
+)
+
+var declineWords = [...]string{
+	"takes replicas", "is silent", "hears hardly any other node", "is drained", "is decommissioned", "has too full a disk", "has no memory for more replicas",
+}
+
+// String returns the words behind the name of the node.
+func (d Decline) String() string { return declineWords[d] }
+
+// Declines says why the node is given no replicas, whatever their size. One that accepts may still lack the room for a large one.
+func (n *Node) Declines(s *Settings) Decline {
+	switch {
+	case n.State == Decommissioning:
+		return DeclinesDecommissioning
+	case n.State == Draining:
+		return DeclinesDraining
+	case n.Silent:
+		return DeclinesSilent
+	case n.Isolated:
+		return DeclinesIsolated
+	case n.Capacity > 0 && float64(n.Used) > s.FullAt*float64(n.Capacity):
+		return DeclinesDisk
+	case n.Full:
+		return DeclinesMemory
+	}
+	return Accepts
+}
