@@ -202,7 +202,7 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 			}
 			all = append(all, Finding{
 				Warning, "node", what,
-				deadNext(name, n.GetError()),
+				deadNext(name, n.GetAtClientUrl()),
 			})
 			continue
 		case n.GetError() != "":

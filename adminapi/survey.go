@@ -3,7 +3,10 @@ package adminapi
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,7 +14,9 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -103,7 +108,8 @@ func (c *Client) probe(ctx context.Context, n *adminpb.NodeSurvey) {
 		return
 	}
 	at.As("", "")
-	if n.Error = at.whoAnswers(ctx, n.GetNode().GetId()); n.Error != runsUnheard {
+	n.AtClientUrl, n.Error = at.whoAnswers(ctx, n.GetNode().GetId())
+	if n.AtClientUrl != adminpb.AtClientURL_NODE_ANSWERS {
 		return
 	}
 	own, err := callOne(ctx, at, at.endpoints[0], &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
@@ -117,38 +123,72 @@ func (c *Client) probe(ctx context.Context, n *adminpb.NodeSurvey) {
 	}
 }
 
-// whoAnswers says who answers at the only endpoint, where a node of this id is looked for: runsUnheard if it is that node. The
-// node's own list of members is asked for, since it waits for nobody, and its header has the id of the node that answers.
-func (c *Client) whoAnswers(ctx context.Context, id string) string {
+// whoAnswers says who answers at the only endpoint, where a node of this id is looked for, and the same in words. The node's own
+// list of members is asked for, since it waits for nobody, and its header has the id of the node that answers.
+func (c *Client) whoAnswers(ctx context.Context, id string) (adminpb.AtClientURL, string) {
 	at := c.endpoints[0]
+	shake := &handshakes{TransportCredentials: at.creds}
+	at.creds = shake
 	conn, err := c.connect(at)
 	if err != nil {
-		return err.Error()
+		return adminpb.AtClientURL_NOT_ASKED, err.Error()
 	}
 	defer conn.Close()
 	list, err := etcdserverpb.NewClusterClient(conn).MemberList(ctx, &etcdserverpb.MemberListRequest{})
-	text := status.Convert(err).Message()
-	_, why, bad := strings.Cut(text, badX509)
-	switch {
-	case err == nil:
-		who := list.GetHeader().GetMemberId()
-		name := strconv.FormatUint(who, 16)
-		if name == id {
-			return runsUnheard
-		}
-		for _, m := range list.GetMembers() {
-			if m.GetID() == who {
-				name = cmp.Or(m.GetName(), name)
-			}
-		}
-		return fmt.Sprintf("%s (%s) answers at %s", anotherAnswers, name, at.name)
-	case strings.Contains(text, "etcdserver: "):
-	case strings.Contains(text, "connection refused"):
-		return "nothing listens at " + at.name
-	case bad:
-		return fmt.Sprintf("%s: its certificate is refused: %s%s", at.name, badX509, why)
-	case status.Code(err) == codes.Unavailable || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled:
-		return fmt.Sprintf("%s does not answer: %s", at.name, text)
+	if err == nil {
+		return whoIs(list, id, at.name)
 	}
-	return fmt.Sprintf("%s%s, and does not say which node it is: %s", somethingAnswers, at.name, text)
+	text := status.Convert(err).Message()
+	var bad *tls.CertificateVerificationError
+	switch code := status.Code(err); {
+	case errors.As(shake.last(), &bad):
+		return adminpb.AtClientURL_BAD_CERTIFICATE, fmt.Sprintf("%s: its certificate is refused: %s", at.name, bad.Err)
+	case errors.As(rpctypes.Error(err), new(rpctypes.EtcdError)): // whatever its code, somebody has sent it
+	case strings.Contains(text, "connection refused"):
+		return adminpb.AtClientURL_NOTHING_ANSWERS, "nothing listens at " + at.name
+	case code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled:
+		return adminpb.AtClientURL_NOTHING_ANSWERS, fmt.Sprintf("%s does not answer: %s", at.name, text)
+	}
+	return adminpb.AtClientURL_SOMETHING_ANSWERS, fmt.Sprintf("something answers at %s, and does not say which node it is: %s", at.name, text)
+}
+
+// whoIs says of a node that has answered whether it is the one of this id.
+func whoIs(list *etcdserverpb.MemberListResponse, id, at string) (adminpb.AtClientURL, string) {
+	who := list.GetHeader().GetMemberId()
+	name := strconv.FormatUint(who, 16)
+	if name == id {
+		return adminpb.AtClientURL_NODE_ANSWERS, "its process runs and answers clients, and the others do not hear it"
+	}
+	for _, m := range list.GetMembers() {
+		if m.GetID() == who {
+			name = cmp.Or(m.GetName(), name)
+		}
+	}
+	return adminpb.AtClientURL_ANOTHER_NODE_ANSWERS, fmt.Sprintf("another node (%s) answers at %s", name, at)
+}
+
+// handshakes keeps the error of the last TLS handshake, of which gRPC hands on no more than the text.
+type handshakes struct {
+	credentials.TransportCredentials
+
+	mu  sync.Mutex
+	err error // guarded by mu
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (h *handshakes) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := h.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = err
+	return conn, info, err
+}
+
+// Clone implements [credentials.TransportCredentials]. It is the same one, so that no error is lost.
+func (h *handshakes) Clone() credentials.TransportCredentials { return h }
+
+func (h *handshakes) last() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
 }

@@ -122,7 +122,7 @@ func TestProbeOfDeadNodes(t *testing.T) {
 	}
 	runs, other, unnamed := serve(0xa2, nil), serve(0xa1, nil), serve(0xb7, nil)
 	checked, lost := serve(0, rpctypes.ErrGRPCUserEmpty), serve(0, rpctypes.ErrGRPCNoLeader)
-	probe := func(url string, dial time.Duration, want string) {
+	probe := func(url string, dial time.Duration, at adminpb.AtClientURL, want string) {
 		t.Helper()
 		c, err := NewClient([]string{url}, nil)
 		if err != nil {
@@ -131,21 +131,21 @@ func TestProbeOfDeadNodes(t *testing.T) {
 		c.dial = dial
 		c.As("root", "secret")
 		n := &adminpb.NodeSurvey{Node: &adminpb.Node{Id: "a2", Name: "n2", State: StateDead, ClientUrls: []string{url}}}
-		if c.probe(t.Context(), n); !strings.HasPrefix(n.GetError(), want) {
-			t.Errorf("%q, want %q", n.GetError(), want)
+		if c.probe(t.Context(), n); !strings.HasPrefix(n.GetError(), want) || n.GetAtClientUrl() != at {
+			t.Errorf("%s: %q, want %s: %q", n.GetAtClientUrl(), n.GetError(), at, want)
 		}
 		if told := n.GetCertificateFile() != ""; told != (url == runs) {
 			t.Errorf("%q: of its certificate it says %q", n.GetError(), n.GetCertificateFile())
 		}
 	}
-	probe(ended, time.Minute, "nothing listens at "+ended)
-	probe(hangs, 100*time.Millisecond, hangs+" does not answer: ")
-	probe(runs, time.Minute, runsUnheard)
-	probe(other, time.Minute, "another node (n1) answers at "+other)
-	probe(unnamed, time.Minute, "another node (b7) answers at "+unnamed)
-	probe(checked, time.Minute, "something answers at "+checked+", and does not say which node it is: etcdserver: user name is empty")
-	probe(lost, time.Minute, "something answers at "+lost+", and does not say which node it is: etcdserver: no leader")
-	probe(bad.URL, time.Minute, bad.URL+": its certificate is refused: x509: ")
+	probe(ended, time.Minute, adminpb.AtClientURL_NOTHING_ANSWERS, "nothing listens at "+ended)
+	probe(hangs, 100*time.Millisecond, adminpb.AtClientURL_NOTHING_ANSWERS, hangs+" does not answer: ")
+	probe(runs, time.Minute, adminpb.AtClientURL_NODE_ANSWERS, "its process runs and answers clients, and the others do not hear it")
+	probe(other, time.Minute, adminpb.AtClientURL_ANOTHER_NODE_ANSWERS, "another node (n1) answers at "+other)
+	probe(unnamed, time.Minute, adminpb.AtClientURL_ANOTHER_NODE_ANSWERS, "another node (b7) answers at "+unnamed)
+	probe(checked, time.Minute, adminpb.AtClientURL_SOMETHING_ANSWERS, "something answers at "+checked+", and does not say which node it is: etcdserver: user name is empty")
+	probe(lost, time.Minute, adminpb.AtClientURL_SOMETHING_ANSWERS, "something answers at "+lost+", and does not say which node it is: etcdserver: no leader")
+	probe(bad.URL, time.Minute, adminpb.AtClientURL_BAD_CERTIFICATE, bad.URL+": its certificate is refused: x509: ")
 	// One that is heard is not asked.
 	c, err := NewClient([]string{runs}, nil)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -152,25 +151,18 @@ func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
 
 func tellsTime(n *adminpb.NodeSurvey) bool { return n.GetNode().GetAlive() && n.GetError() == "" }
 
-// What there is at the client URL of a node that others do not hear.
-const (
-	runsUnheard      = "its process runs and answers clients, and the others do not hear it"
-	anotherAnswers   = "another node"
-	somethingAnswers = "something answers at "
-	badX509          = "x509: "
-)
-
-// deadNext is what to do about a node that others do not hear, by what it says at its client URL.
-func deadNext(name, why string) string {
-	switch {
-	case strings.Contains(why, badX509):
+// deadNext is what to do about a node that others do not hear, by what answers at its client URL.
+func deadNext(name string, at adminpb.AtClientURL) string {
+	switch at {
+	case adminpb.AtClientURL_BAD_CERTIFICATE:
 		return fmt.Sprintf("make it another certificate (skein cert create-node %s --overwrite), and put it in the place of the old one; skein cert check says what is wrong with it", name)
-	case strings.HasPrefix(why, runsUnheard):
+	case adminpb.AtClientURL_NODE_ANSWERS:
 		return "see its log, its certificates, and the network: the peer port needs UDP and TCP"
-	case strings.HasPrefix(why, anotherAnswers):
+	case adminpb.AtClientURL_ANOTHER_NODE_ANSWERS:
 		return "start it again if its process has ended; give each node a client URL of its own (--advertise-client-urls) that leads to it from everywhere"
-	case strings.HasPrefix(why, somethingAnswers):
+	case adminpb.AtClientURL_SOMETHING_ANSWERS:
 		return "see whether its process runs. If it does: its log, its certificates, and the network (the peer port needs UDP and TCP); if not, start it again"
+	case adminpb.AtClientURL_NOT_ASKED, adminpb.AtClientURL_NOTHING_ANSWERS:
 	}
 	return "start it again; skein node show " + name + " says what becomes of its replicas"
 }
