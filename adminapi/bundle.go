@@ -269,6 +269,7 @@ func (c *Client) bundleCluster(ctx context.Context, a *bundleArchive, view *arou
 		a.add("cluster/status.txt", "the cluster at a glance", nil, "no endpoint has answered")
 		return
 	}
+	c.Probe(ctx, view.survey)
 	found := Diagnose(view.survey, view.silent)
 	for _, f := range []struct {
 		name, about string

@@ -141,6 +141,12 @@ func TestBundle(t *testing.T) {
 		}
 	}
 	files := unpack(t, out.Bytes())
+	// Who is dead is asked why at its client URL, as doctor does.
+	for _, name := range []string{"b/cluster/doctor.txt", "b/cluster/status.txt", "b/cluster/status.json"} {
+		if !strings.Contains(files[name], "nothing listens at http://"+closed) {
+			t.Errorf("%s: %s", name, files[name])
+		}
+	}
 	for name, want := range map[string]string{
 		"b/nodes/n1/log.jsonl": "one\ntwo\n", "b/nodes/n2/log.jsonl": "one\ntwo\n", "b/nodes/n3/log.jsonl": "half", "b/nodes/n1/_.._evil": "x",
 	} {
