@@ -1,0 +1,67 @@
+package alone
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// counts is an observer that counts, and never sees more under way than the depth.
+type counts struct {
+	t                 *testing.T
+	depth             int64
+	proposed, applied [4]atomic.Int64
+	wanted            int64
+	done              chan struct{}
+	all               atomic.Int64
+}
+
+func (c *counts) Proposed(g keyspace.GroupID) {
+	if n := c.proposed[g-1].Add(1) - c.applied[g-1].Load(); n > c.depth {
+		c.t.Errorf("%d proposals of group %s are under way", n, g)
+	}
+}
+
+func (c *counts) Applied(g keyspace.GroupID, n int) {
+	c.applied[g-1].Add(int64(n))
+	if c.all.Add(int64(n)) == c.wanted {
+		close(c.done)
+	}
+}
+
+// TestLoad: what is proposed is applied and counted once, in every group, with no more
+// under way than there is room for.
+func TestLoad(t *testing.T) {
+	const depth, proposals = 5, 400
+	c := &counts{t: t, depth: depth, wanted: proposals, done: make(chan struct{})}
+	l, err := Start(t.Context(), Options{Dir: t.TempDir(), Groups: len(c.proposed), Depth: depth, Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := proposals
+	l.Propose(func() []byte { return []byte("data") }, func() bool { left--; return left >= 0 })
+	<-c.done
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Check(); err != nil {
+		t.Error(err)
+	}
+	if got := l.Applied(); got != proposals {
+		t.Errorf("%d applied, %d proposed", got, proposals)
+	}
+	if l.Syncs() == 0 {
+		t.Error("no fsync")
+	}
+	for g := range c.proposed {
+		p, a := c.proposed[g].Load(), c.applied[g].Load()
+		if p != a || p < depth {
+			t.Errorf("group %d: %d proposed, %d applied, %d have room", g+1, p, a, depth)
+		}
+	}
+}

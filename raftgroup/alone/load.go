@@ -1,0 +1,240 @@
+package alone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// Options say what runs.
+type Options struct {
+	// Dir is an empty directory on the disk that is to be measured.
+	Dir string
+	// Groups is the number of groups, which the hosts lead in turn.
+	Groups int
+	// Depth is how many proposals of each group are under way.
+	Depth int
+	// Observer, if set, is told of every proposal.
+	Observer Observer
+}
+
+// An Observer is told what becomes of proposals. Its methods are called often and must
+// not wait. For one group each method is called by one goroutine at a time, and the two
+// beside each other.
+type Observer interface {
+	// Proposed says that a proposal of the group is about to be made.
+	Proposed(keyspace.GroupID)
+	// Applied says that the group's leader has applied the next n of its proposals.
+	Applied(g keyspace.GroupID, n int)
+}
+
+// Load keeps proposals under way in many groups. Each entry applied at its leader makes
+// room for a new proposal. A new leader starts with all of its group's room.
+type Load struct {
+	o     Options
+	hosts []*host
+	wake  chan struct{} // capacity 1
+	// applied counts what leaders have applied. moves counts lost leaderships, and
+	// refused the rejected proposals.
+	applied, moves, refused atomic.Int64
+
+	mu    sync.Mutex // guards the fields below
+	dirty []*leadership
+}
+
+// leadership is one term in which a group is led.
+type leadership struct {
+	l    *Load
+	host *raftgroup.Host
+	id   keyspace.GroupID
+	term uint64
+	room atomic.Int64
+}
+
+func (g *leadership) free(n int) {
+	if g.room.Add(int64(n)) > int64(n) {
+		return // already signalled
+	}
+	g.l.mu.Lock()
+	g.l.dirty = append(g.l.dirty, g)
+	g.l.mu.Unlock()
+	select {
+	case g.l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Start makes the hosts and the groups, and returns when every group has a leader. The
+// caller closes the load.
+func Start(ctx context.Context, o Options) (_ *Load, err error) {
+	l := &Load{o: o, wake: make(chan struct{}, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	for i := range hosts {
+		h, err := newHost(filepath.Join(o.Dir, fmt.Sprintf("host-%d", i+1)), keyspace.NodeID(i+1))
+		l.hosts = append(l.hosts, h)
+		if err != nil {
+			return nil, err
+		}
+		if err := h.bootstrap(ctx, o.Groups); err != nil {
+			return nil, err
+		}
+	}
+	if err := connect(ctx, l.hosts); err != nil {
+		return nil, err
+	}
+	return l, l.lead(ctx)
+}
+
+// lead opens the groups and waits until each has a leader.
+func (l *Load) lead(ctx context.Context) error {
+	led := make([]chan struct{}, l.o.Groups)
+	for g := range led {
+		led[g] = make(chan struct{}, 1)
+		id := keyspace.GroupID(g + 1)
+		for i, h := range l.hosts {
+			a, _, err := h.eng.Applied(id)
+			if err != nil {
+				return err
+			}
+			m := &machine{l: l, host: h.host, id: id, led: led[g]}
+			if _, err := h.host.Open(id, keyspace.ReplicaID(i+1), raftgroup.Position{Index: a.Index, Term: a.Term}, m); err != nil {
+				return err
+			}
+		}
+		l.hosts[g%len(l.hosts)].host.Group(id).Campaign()
+	}
+	ctx, cancel := clock.WithTimeout(ctx, clock.System(), startLimit)
+	defer cancel()
+	for g, ch := range led {
+		if _, err := clock.Await(ctx, ch); err != nil {
+			return fmt.Errorf("group %d has no leader: %w", g+1, err)
+		}
+	}
+	return nil
+}
+
+// Propose fills the free room with proposals until more returns false. payload makes the
+// data of each one, which must not be changed any more. One goroutine at a time may
+// propose.
+func (l *Load) Propose(payload func() []byte, more func() bool) {
+	var visit []*leadership
+	dropped := func(error) { l.refused.Add(1) }
+	for {
+		l.mu.Lock()
+		visit, l.dirty = l.dirty, visit[:0]
+		l.mu.Unlock()
+		if len(visit) == 0 {
+			<-l.wake
+		}
+		for i, g := range visit {
+			group := g.host.Group(g.id)
+			for n := g.room.Swap(0); n > 0; n-- {
+				if !more() {
+					g.free(int(n))
+					for _, g := range visit[i+1:] {
+						g.free(int(g.room.Swap(0)))
+					}
+					return
+				}
+				if l.o.Observer != nil {
+					l.o.Observer.Proposed(g.id)
+				}
+				if group.Propose(g.term, payload(), dropped) != nil {
+					l.refused.Add(1)
+				}
+			}
+		}
+	}
+}
+
+// Applied returns how many proposals the groups' leaders have applied so far.
+func (l *Load) Applied() int64 { return l.applied.Load() }
+
+// Check returns an error if leaders were lost or proposals refused since the start. A
+// measurement with such a load is worth nothing.
+func (l *Load) Check() error {
+	if moves, refused := l.moves.Load(), l.refused.Load(); moves+refused > 0 {
+		return fmt.Errorf("%d leaders were lost, %d proposals refused: the run is worth nothing", moves, refused)
+	}
+	return nil
+}
+
+// Syncs returns how many fsyncs of their wals all hosts have done together.
+func (l *Load) Syncs() (n uint64) {
+	for _, h := range l.hosts {
+		done, _ := h.wal.Progress()
+		n += done
+	}
+	return n
+}
+
+// Hosts returns how many hosts there are: each appends every proposal to its wal.
+func (l *Load) Hosts() int { return len(l.hosts) }
+
+// Close stops the hosts. Proposals under way have no certain fate.
+func (l *Load) Close() error {
+	var all []error
+	for _, h := range l.hosts {
+		all = append(all, h.close())
+	}
+	return errors.Join(all...)
+}
+
+// machine is a state machine that counts what it applies.
+type machine struct {
+	l      *Load
+	host   *raftgroup.Host
+	id     keyspace.GroupID
+	leader atomic.Pointer[leadership]
+	led    chan struct{} // capacity 1, of all replicas: the group has a leader
+	count  int           // entries in the batch being applied
+}
+
+func (m *machine) Apply(_ *engine.Batch, ents []raftgroup.Entry) error {
+	for _, e := range ents {
+		if len(e.Data) > 0 {
+			m.count++
+		}
+	}
+	return nil
+}
+
+func (m *machine) Applied(raftgroup.Position) {
+	if g := m.leader.Load(); g != nil && m.count > 0 {
+		m.l.applied.Add(int64(m.count))
+		if o := m.l.o.Observer; o != nil {
+			o.Applied(m.id, m.count)
+		}
+		g.free(m.count)
+	}
+	m.count = 0
+}
+
+func (m *machine) LeaderChanged(s raftgroup.LeaderState) {
+	old := m.leader.Load()
+	switch {
+	case s.IsLeader && s.Ready && (old == nil || old.term != s.Term):
+		g := &leadership{l: m.l, host: m.host, id: m.id, term: s.Term}
+		m.leader.Store(g)
+		g.free(m.l.o.Depth)
+		select {
+		case m.led <- struct{}{}:
+		default:
+		}
+	case !s.IsLeader && old != nil:
+		m.leader.Store(nil)
+		m.l.moves.Add(1)
+	}
+}
