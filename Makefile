@@ -53,7 +53,7 @@ PURE         := /placement/decide
 # Where -short leaves something out, in this module.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' ':!conformance' ':!bench' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim scale kills elastic tails documents planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd bench-against-dragonboat sim stories links placement-sim scale kills elastic tails documents planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -132,10 +132,12 @@ test:
 modules: conformance $(LINT)
 	cd conformance && $(COMPILE) $(LINT) run
 	cd bench/against-etcd && $(COMPILE) $(LINT) run
+	cd bench/against-dragonboat && $(COMPILE) $(LINT) run
 	cd deploy/grpcproxy && $(COMPILE) $(LINT) run
 	cd console/tools && $(COMPILE) $(LINT) run
 	cd console/browser && $(COMPILE) $(LINT) run
 	cd bench/against-etcd && $(GO_TEST) .
+	cd bench/against-dragonboat && $(GO_TEST) .
 
 # Flaky tests: all packages RUNS times with the race detector, each time in a new order.
 # A failure prints its seed and does not end the rest.
@@ -188,6 +190,10 @@ bench:
 # Measures of whole clusters, etcd beside Skein; ARGS="latency --pairs 5".
 bench-against-etcd:
 	cd bench/against-etcd && go run . $(ARGS)
+
+# What a proposal costs in raft groups alone, Dragonboat beside Skein; ARGS="--pairs 1".
+bench-against-dragonboat:
+	cd bench/against-dragonboat && go run . $(ARGS)
 
 # The simulator over SEEDS seeds of every story, and over a tenth of them with the race
 # detector, which takes ten times as long. Each ends with a table of the results.
@@ -331,6 +337,7 @@ check-generate:
 check-tidy:
 	go mod tidy -diff
 	cd bench/against-etcd && go mod tidy -diff
+	cd bench/against-dragonboat && go mod tidy -diff
 	cd backup/target/s3server && go mod tidy -diff
 	cd deploy/tools && go mod tidy -diff
 	cd deploy/grpcproxy && go mod tidy -diff

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -150,6 +151,11 @@ func appendRaftMessage(dst []byte, g keyspace.GroupID, m *pb.Message) []byte {
 // appendEntries appends the entries of a MsgApp. Their indexes follow from the message's
 // index.
 func appendEntries(dst []byte, m *pb.Message) []byte {
+	bytes := binary.MaxVarintLen64
+	for _, e := range m.GetEntries() {
+		bytes += 1 + 2*binary.MaxVarintLen64 + len(e.GetData())
+	}
+	dst = slices.Grow(dst, bytes)
 	dst = binary.AppendUvarint(dst, uint64(len(m.GetEntries())))
 	for i, e := range m.GetEntries() {
 		if want := m.GetIndex() + 1 + uint64(i); e.GetIndex() != want {

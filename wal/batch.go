@@ -66,8 +66,10 @@ func (l *Log) NewBatch() *Batch {
 	return b
 }
 
-// recycleBytes is the largest buffer kept for another batch.
-const recycleBytes = 1 << 20
+// recycleBytes is the largest buffer kept for another batch. One pass of a busy node over
+// all of its groups makes batches of some MiB, and to grow a new buffer for each costs more
+// than to write it. The pool gives up what nobody uses.
+const recycleBytes = 4 << 20
 
 // recycle keeps the buffer of a written batch.
 func (l *Log) recycle(b *Batch) {
@@ -167,9 +169,14 @@ func (b *Batch) Forget(g keyspace.GroupID) { b.add(op{kind: kindForget, group: g
 func (b *Batch) add(o op) {
 	o.from = len(b.buf)
 	var first uint64
+	size := recordLen
+	for _, e := range o.ents {
+		size += entryLen + len(e.GetData())
+	}
 	if len(o.ents) > 0 {
 		first = o.ents[0].GetIndex()
 	}
+	b.buf = slices.Grow(b.buf, size)
 	b.buf = beginRecord(b.buf, o.kind, o.group, first, len(o.ents))
 	for _, e := range o.ents {
 		b.buf = appendEntry(b.buf, e)
