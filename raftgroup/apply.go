@@ -2,6 +2,7 @@ package raftgroup
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -279,6 +280,7 @@ func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 	ents := s.entries[:0]
 	for t.next < len(t.tasks) && t.tasks[t.next].kind == taskEntries {
 		m := t.tasks[t.next].msg
+		ents = slices.Grow(ents, len(m.GetEntries()))
 		for _, e := range m.GetEntries() {
 			ents = append(ents, g.entry(e, &t.done))
 		}
