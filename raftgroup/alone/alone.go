@@ -39,7 +39,7 @@ type host struct {
 
 // newHost opens a host whose files are below dir. On an error the caller closes what there
 // is of it.
-func newHost(dir string, id keyspace.NodeID) (h *host, err error) {
+func newHost(dir string, id keyspace.NodeID, carrier transport.Carrier) (h *host, err error) {
 	h = &host{}
 	clk := clock.System()
 	if h.wal, err = wal.Open(wal.Options{FS: vfs.Default, Dir: filepath.Join(dir, "wal"), Clock: clk}); err != nil {
@@ -56,6 +56,7 @@ func newHost(dir string, id keyspace.NodeID) (h *host, err error) {
 		Config:   transport.Config{Cluster: 1, Node: id, Boot: keyspace.BootID(id), Clock: clk, Logger: zap.NewNop()},
 		Listen:   []string{"127.0.0.1:0"},
 		Security: transport.Security{SelfMade: true},
+		Carrier:  carrier,
 	})
 	if err != nil {
 		return h, err

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/transport"
 )
 
 // Options say what runs.
@@ -22,6 +23,8 @@ type Options struct {
 	Groups int
 	// Depth is how many proposals of each group are under way.
 	Depth int
+	// Carrier is what the hosts talk over: QUIC, or TLS on TCP.
+	Carrier transport.Carrier
 	// Observer, if set, is told of every proposal.
 	Observer Observer
 }
@@ -82,7 +85,7 @@ func Start(ctx context.Context, o Options) (_ *Load, err error) {
 		}
 	}()
 	for i := range hosts {
-		h, err := newHost(filepath.Join(o.Dir, fmt.Sprintf("host-%d", i+1)), keyspace.NodeID(i+1))
+		h, err := newHost(filepath.Join(o.Dir, fmt.Sprintf("host-%d", i+1)), keyspace.NodeID(i+1), o.Carrier)
 		l.hosts = append(l.hosts, h)
 		if err != nil {
 			return nil, err
