@@ -78,18 +78,28 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if o.each.Dir, err = filepath.Abs(o.each.Dir); err != nil {
 		return err
 	}
+	fmt.Fprintln(os.Stderr, "seed:", o.seed)
+	runs, err := measuredPairs(ctx, o, depths)
+	// What was measured before an error is worth its time.
+	for _, d := range depths {
+		writePairs(out, fmt.Sprintf("%d groups, %d under way, %d bytes", o.each.Groups, o.each.Groups*d, o.each.Bytes), runs[d])
+	}
+	return errors.Join(err, save(filepath.Join(o.each.Dir, "figures.json"), o, runs))
+}
+
+// measuredPairs returns the figures by depth and side.
+func measuredPairs(ctx context.Context, o options, depths []int) (map[int]map[string][]figures, error) {
 	sides := []string{dragonboatSide, skeinSide}
 	if o.only != "" {
 		sides = []string{o.only}
 	}
 	random := rand.New(rand.NewPCG(o.seed, 0))
-	fmt.Fprintln(os.Stderr, "seed:", o.seed)
-	runs := map[int]map[string][]figures{} // by depth and side
+	runs := map[int]map[string][]figures{}
+	for _, d := range depths {
+		runs[d] = map[string][]figures{}
+	}
 	for pair := range o.pairs {
 		for _, d := range random.Perm(len(depths)) {
-			if runs[depths[d]] == nil {
-				runs[depths[d]] = map[string][]figures{}
-			}
 			for _, i := range random.Perm(len(sides)) {
 				s := o.each
 				s.Side, s.Depth = sides[i], depths[d]
@@ -98,17 +108,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 				}
 				f, err := turn(ctx, s)
 				if err != nil {
-					return fmt.Errorf("%s, %d under way, pair %d: %w", s.Side, s.Groups*s.Depth, pair+1, err)
+					return runs, fmt.Errorf("%s, %d under way, pair %d: %w", s.Side, s.Groups*s.Depth, pair+1, err)
 				}
 				runs[s.Depth][s.Side] = append(runs[s.Depth][s.Side], f)
 				fmt.Fprintf(os.Stderr, "%-10s %5d under way, pair %d: %+v\n", s.Side, s.Groups*s.Depth, pair+1, f)
 			}
 		}
 	}
-	for _, d := range depths {
-		writePairs(out, fmt.Sprintf("%d groups, %d under way, %d bytes", o.each.Groups, o.each.Groups*d, o.each.Bytes), runs[d])
-	}
-	return save(filepath.Join(o.each.Dir, "figures.json"), o, runs)
+	return runs, nil
 }
 
 func parse(args []string) (o options, err error) {
@@ -124,6 +131,7 @@ func parse(args []string) (o options, err error) {
 	set.DurationVar(&s.Warm, "warm", time.Second, "load before what is measured")
 	set.DurationVar(&s.Window, "window", 3*time.Second, "time that is measured in each turn")
 	set.StringVar(&s.Dir, "dir", "", "directory for data and results (default: a new one in the current directory)")
+	set.StringVar(&s.Carrier, "carrier", quicCarrier, "what Skein's hosts talk over: "+quicCarrier+" or "+tlsCarrier)
 	set.StringVar(&s.LogDB, "logdb", pebbleLog, "Dragonboat's log: "+pebbleLog+" or "+tanLog)
 	set.Uint64Var(&s.Shards, "shards", 2, "Dragonboat's step, commit and apply workers, and shards of its Pebble log")
 	if err := set.Parse(args); err != nil {
@@ -136,6 +144,8 @@ func parse(args []string) (o options, err error) {
 		return o, fmt.Errorf("--only %s: there are %s and %s", o.only, skeinSide, dragonboatSide)
 	case s.LogDB != tanLog && s.LogDB != pebbleLog:
 		return o, fmt.Errorf("--logdb %s: there are %s and %s", s.LogDB, tanLog, pebbleLog)
+	case s.Carrier != quicCarrier && s.Carrier != tlsCarrier:
+		return o, fmt.Errorf("--carrier %s: there are %s and %s", s.Carrier, quicCarrier, tlsCarrier)
 	case o.pairs < 1 || s.Groups < 1 || s.Bytes < 1 || s.Shards < 1 || s.Window <= 0 || s.Warm < 0:
 		return o, errors.New("--pairs, --groups, --bytes, --shards and --window must be above 0")
 	}

@@ -11,11 +11,12 @@ import (
 // TestSides: both sides apply what is proposed and time some of it.
 func TestSides(t *testing.T) {
 	for _, s := range []settings{
-		{Side: skeinSide},
+		{Side: skeinSide, Carrier: quicCarrier},
+		{Side: skeinSide, Carrier: tlsCarrier},
 		{Side: dragonboatSide, LogDB: tanLog},
 		{Side: dragonboatSide, LogDB: pebbleLog},
 	} {
-		t.Run(s.Side+s.LogDB, func(t *testing.T) {
+		t.Run(s.Side+"/"+s.Carrier+s.LogDB, func(t *testing.T) {
 			s.Groups, s.Depth, s.Bytes, s.Shards, s.Dir = 3, 4, 16, 1, t.TempDir()
 			s.Warm, s.Window = 50*time.Millisecond, 200*time.Millisecond
 			f, err := measured(t.Context(), s)
@@ -105,7 +106,7 @@ func TestDepths(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	for _, bad := range [][]string{{"--pairs", "0"}, {"--only", "etcd"}, {"--logdb", "rocks"}, {"now"}, {"--window", "0s"}} {
+	for _, bad := range [][]string{{"--pairs", "0"}, {"--only", "etcd"}, {"--logdb", "rocks"}, {"--carrier", "tcp"}, {"now"}, {"--window", "0s"}} {
 		if _, err := parse(bad); err == nil {
 			t.Errorf("%q are taken", bad)
 		}

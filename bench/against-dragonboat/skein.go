@@ -7,6 +7,13 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup/alone"
+	"github.com/skeindb/skein/transport"
+)
+
+// What Skein's hosts talk over. Both encrypt.
+const (
+	quicCarrier = "quic"
+	tlsCarrier  = "tls"
 )
 
 // skein is three hosts of package raftgroup.
@@ -16,7 +23,11 @@ type skein struct {
 }
 
 func startSkein(ctx context.Context, s settings, l *latencies) (side, error) {
-	load, err := alone.Start(ctx, alone.Options{Dir: s.Dir, Groups: s.Groups, Depth: s.Depth, Observer: observer{l}})
+	o := alone.Options{Dir: s.Dir, Groups: s.Groups, Depth: s.Depth, Observer: observer{l}}
+	if s.Carrier == tlsCarrier {
+		o.Carrier = transport.CarrierTLS
+	}
+	load, err := alone.Start(ctx, o)
 	if err != nil {
 		return nil, err
 	}

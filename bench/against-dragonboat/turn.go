@@ -30,6 +30,8 @@ type settings struct {
 	Dir          string
 	// Profile is a file for a CPU profile of the window, or empty.
 	Profile string
+	// Carrier is Skein's.
+	Carrier string
 	// LogDB and Shards are Dragonboat's.
 	LogDB  string
 	Shards uint64
