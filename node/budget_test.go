@@ -69,7 +69,7 @@ func TestFullOfReplicas(t *testing.T) {
 	bubble(t, 1, borders(ranges), func(o *Options) { o.MemoryBytes, o.WALSegmentBytes = memory, 4<<20 }, func(r *rig) {
 		n := r.nodes[0]
 		r.mustPut(n, keyOf(0), "x")
-		if (measurer{n.core}).Full() {
+		if (measurer{n.core}).Full() || n.core.report().NoMemory {
 			t.Fatal("it has memory for more")
 		}
 		r.stop(n)
@@ -81,6 +81,9 @@ func TestFullOfReplicas(t *testing.T) {
 		}
 		if capacity, used := (measurer{n.core}).Disk(); !(measurer{n.core}).Full() || used == capacity {
 			t.Errorf("placement hears of %d of %d bytes", used, capacity)
+		}
+		if !n.core.report().NoMemory {
+			t.Error("who asks it what it has does not hear of it")
 		}
 	})
 }

@@ -174,11 +174,11 @@ func (c *Cluster) CanDecommission(id keyspace.NodeID) error {
 			"%s", c.missing(need-others, n)+lower)
 	}
 	if room := c.roomWithout(n); room < n.bytes {
-		return refuse(fmt.Sprintf("it has %d MiB, and the others have room for %d MiB", n.bytes>>20, max(0, room)>>20),
+		return refuse(fmt.Sprintf("it has %d MiB, and the others have room for %d MiB", n.bytes>>20, max(0, room)>>20)+c.declining(n),
 			"%s", c.orMemory("add a node, or delete data", n))
 	}
 	if r := c.homeless(n); r != nil {
-		return refuse(fmt.Sprintf("no node without a replica of range %s has room for its %d MiB", r.Descriptor.Range, r.Bytes>>20),
+		return refuse(fmt.Sprintf("no node without a replica of range %s has room for its %d MiB", r.Descriptor.Range, r.Bytes>>20)+c.declining(n),
 			"%s", c.orMemory("add a node, or free space", n))
 	}
 	if others, left := c.zonesWithout(n); left && others < need {
@@ -285,13 +285,13 @@ func (c *Cluster) orMemory(disks string, but *node) string {
 	return "raise --memory-budget-bytes on " + nodesNamed(full) + ", full of replicas, or " + disks
 }
 
-// declining names the nodes that are given no replicas and says why, behind a colon; "" where there are none.
-func (c *Cluster) declining() string {
+// declining names the nodes besides but that are given no replicas and says why, behind a colon; "" where there are none.
+func (c *Cluster) declining(but *node) string {
 	var all []string
 	for d := DeclinesSilent; int(d) < len(declineWords); d++ {
 		ids := map[keyspace.NodeID]bool{}
 		for id, n := range c.nodes {
-			if n.known && n.Declines(&c.settings) == d {
+			if n.known && n != but && n.Declines(&c.settings) == d {
 				ids[id] = true
 			}
 		}

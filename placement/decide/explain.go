@@ -36,7 +36,7 @@ func (c *Cluster) Explain(id keyspace.RangeID) string {
 	_, h := c.act(r)
 	text := fmt.Sprintf("needed: %s; %s", r.need, h)
 	if h == holdNodes {
-		text += c.declining()
+		text += c.declining(nil)
 	}
 	return text
 }

@@ -72,9 +72,9 @@ func (c *Cluster) CanReplicate(factor int) (Replication, error) {
 	case len(stopped) > 0:
 		return refuse("without a quorum nothing can be changed about "+named(stopped), "bring back its nodes first")
 	case out.Bytes > room:
-		return refuse(fmt.Sprintf("%d MiB are to be copied, and the nodes have room for %d MiB", out.Bytes>>20, room>>20)+c.declining(), "%s", c.orMemory("add a node, or delete data", nil))
+		return refuse(fmt.Sprintf("%d MiB are to be copied, and the nodes have room for %d MiB", out.Bytes>>20, room>>20)+c.declining(nil), "%s", c.orMemory("add a node, or delete data", nil))
 	case homeless != nil:
-		return refuse(fmt.Sprintf("too few nodes without a replica of range %s have room for its %d MiB", homeless.Descriptor.Range, homeless.Bytes>>20)+c.declining(),
+		return refuse(fmt.Sprintf("too few nodes without a replica of range %s have room for its %d MiB", homeless.Descriptor.Range, homeless.Bytes>>20)+c.declining(nil),
 			"%s", c.orMemory("add a node, or free space", nil))
 	}
 	return out, nil
