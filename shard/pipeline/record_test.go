@@ -160,3 +160,26 @@ func TestStagesBehindAWrite(t *testing.T) {
 		w.want("a quorum has confirmed", held, nil)
 	})
 }
+
+// BenchmarkStages is what each put pays so that a slow one can say where its time went: the Call of its gateway, and the stages
+// at its leader, which follow the readings of the clock that its batch takes.
+func BenchmarkStages(b *testing.B) {
+	ctx, p := b.Context(), &Pipeline{shared: &Shared{Epoch: clock.StartStopwatch()}}
+	for at := time.Duration(0); b.Loop(); {
+		watch := clock.StartStopwatch()
+		gateway := stages.NewCall(ctx, watch, false)
+		c := &Call{}
+		c.come(p, watch)
+		for s := stages.Queued + 1; s <= stages.Quorum; s++ {
+			at += 20 * time.Microsecond
+			c.enter(s, at)
+		}
+		if watch.Elapsed() > stages.Threshold {
+			gateway.Note(p.Record(c, watch.Elapsed()))
+		}
+		kept = c
+	}
+}
+
+// kept has the compiler make the calls of a benchmark.
+var kept *Call
