@@ -81,7 +81,7 @@ func measured(ctx context.Context, s settings) (f figures, err error) {
 	if err != nil {
 		return f, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	s.Dir = dir
 	start := startSkein
 	if s.Side == dragonboatSide {
