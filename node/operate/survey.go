@@ -145,7 +145,11 @@ func (a *Admin) replicationOf(v *clusterView) *adminpb.Replication {
 	if v.settings == nil && v.stale {
 		return nil
 	}
-	out := progress(v.settings, v.ranges, v.operations, v.alive)
+	alive := v.alive
+	if !v.lacks {
+		alive = func(keyspace.NodeID) bool { return true } // each that a range has a replica on
+	}
+	out := progress(v.settings, v.ranges, v.operations, alive)
 	out.Declining = declining(v.nodes, v.reports, v.alive)
 	return out
 }

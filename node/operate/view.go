@@ -47,6 +47,8 @@ type clusterView struct {
 	beside map[keyspace.RangeID]bool
 	// counts are kept for each node, since a list of nodes shows them of all.
 	counts map[keyspace.NodeID]*nodeCounts
+	// lacks says that a range has a replica on a node that is not alive. Mostly there is none, and ranges need not be looked at again.
+	lacks bool
 	// stopped are the ranges without a quorum, whoever takes himself for their leader: a range at rest notices nothing.
 	stopped map[keyspace.RangeID]bool
 	// placement is the placement group's state, without replicas where nobody could say.
@@ -68,6 +70,7 @@ type lead struct {
 // nodeCounts are a node's replicas by ranges, those that only it says it has (besides), and what it says it leads.
 type nodeCounts struct {
 	holds, besides, leads int64
+	alive                 bool
 	// list is what hear has not read yet of the node's list.
 	list []shard.Summary
 }
@@ -180,20 +183,25 @@ func (v *clusterView) settle(mapped []keyspace.Descriptor) {
 // hear makes led, beside and counts by the lists. It returns what these have that is newer than ranges, or not among them. Lists are
 // in the order of keys as ranges are, so that both are read side by side. To look each replica up would take three times as long.
 func (v *clusterView) hear() (newer []keyspace.Descriptor) {
-	v.led, v.counts, v.beside = make([]lead, len(v.ranges)), map[keyspace.NodeID]*nodeCounts{}, map[keyspace.RangeID]bool{}
+	v.led, v.counts, v.beside, v.lacks = make([]lead, len(v.ranges)), map[keyspace.NodeID]*nodeCounts{}, map[keyspace.RangeID]bool{}, false
 	for node, l := range v.lists {
 		v.countsOf(node).list = l
 	}
 	var rest []replicaSaid
 	for i := range v.ranges {
 		d := &v.ranges[i]
+		v.lacks = v.lacks || len(d.Replicas) == 0
 		for _, r := range d.Replicas {
 			c := v.countsOf(r.Node)
 			c.holds++
+			v.lacks = v.lacks || !c.alive
 			for len(c.list) > 0 && c.list[0].Descriptor.Range != d.Range && bytes.Compare(c.list[0].Descriptor.Span.Start, d.Span.Start) <= 0 {
 				rest, c.list = append(rest, replicaSaid{r.Node, &c.list[0]}), c.list[1:]
 			}
 			if len(c.list) > 0 && c.list[0].Descriptor.Range == d.Range {
+				if c.list[0].IsLeader {
+					c.leads++
+				}
 				newer, c.list = v.hearOf(newer, i, r.Node, &c.list[0]), c.list[1:]
 			}
 		}
@@ -218,13 +226,13 @@ func (v *clusterView) hearRest(newer []keyspace.Descriptor, rest []replicaSaid) 
 	}
 	for _, s := range rest {
 		d, c := &s.says.Descriptor, v.countsOf(s.node)
+		if s.says.IsLeader {
+			c.leads++
+		}
 		i, known := at[d.Range]
 		if !known {
 			newer, v.beside[d.Range] = append(newer, *d), v.beside[d.Range] || s.says.IsLeader
 			c.besides++
-			if s.says.IsLeader {
-				c.leads++
-			}
 			continue
 		}
 		newer = v.hearOf(newer, i, s.node, s.says)
@@ -239,7 +247,6 @@ func (v *clusterView) hearRest(newer []keyspace.Descriptor, rest []replicaSaid) 
 func (v *clusterView) hearOf(newer []keyspace.Descriptor, i int, node keyspace.NodeID, s *shard.Summary) []keyspace.Descriptor {
 	if s.IsLeader {
 		v.led[i] = lead{node, s}
-		v.countsOf(node).leads++
 	}
 	if s.Descriptor.Newer(&v.ranges[i]) {
 		newer = append(newer, s.Descriptor)
@@ -251,7 +258,7 @@ func (v *clusterView) hearOf(newer []keyspace.Descriptor, i int, node keyspace.N
 func (v *clusterView) countsOf(n keyspace.NodeID) *nodeCounts {
 	c := v.counts[n]
 	if c == nil {
-		c = &nodeCounts{}
+		c = &nodeCounts{alive: v.alive(n)}
 		v.counts[n] = c
 	}
 	return c
@@ -294,6 +301,9 @@ func (v *clusterView) stop() {
 	closed := false
 	for _, r := range v.reports {
 		closed = closed || len(r.Quarantined) > 0
+	}
+	if !closed && !v.lacks {
+		return
 	}
 	up := func(r keyspace.Replica) bool { return v.alive(r.Node) }
 	for i := range v.ranges {
