@@ -250,9 +250,9 @@ func TestCallerEvaluates(t *testing.T) {
 		w.finish(c)
 
 		// Two callers wait for the disk, and have all slots.
-		var slow []*Call
-		for _, s := range slows[:2] {
-			go func() { slow = append(slow, start(s, true)) }()
+		slow := make([]*Call, 2)
+		for i, s := range slows[:2] {
+			go func() { slow[i] = start(s, true) }()
 			synctest.Wait()
 		}
 		if p.busy != 2 {
