@@ -233,16 +233,21 @@ func TestCallerEvaluates(t *testing.T) {
 			}
 			return s.Call
 		}
+		asks := func() int {
+			p.mu.Lock() // before any worker that begins later
+			defer p.mu.Unlock()
+			return len(w.asks)
+		}
 		for range 3 {
 			c := start(w, true)
-			if len(w.asks) != 1 {
+			if asks() != 1 {
 				t.Fatal("the call is evaluated by somebody else")
 			}
 			w.finish(c)
 		}
 		release := p.Hold()
 		c := start(w, true)
-		if len(w.asks) != 0 {
+		if asks() != 0 {
 			t.Fatal("nobody may evaluate")
 		}
 		release()
@@ -259,7 +264,7 @@ func TestCallerEvaluates(t *testing.T) {
 			t.Fatalf("%d slots are taken by two callers", p.busy)
 		}
 		c = start(w, true)
-		if len(w.asks) != 0 {
+		if asks() != 0 {
 			t.Fatal("a third pass has a slot, and there are two")
 		}
 		time.Sleep(2 * lendAfter)
