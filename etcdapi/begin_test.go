@@ -27,7 +27,7 @@ type begins struct {
 	took    time.Duration
 }
 
-func (b *begins) start(ctx context.Context, change proto.Message, _ bool, answered func(ok bool)) func() (proto.Message, error) {
+func (b *begins) start(ctx context.Context, change proto.Message, answered func(ok bool)) func() (proto.Message, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	permit, _ := keyspace.PermitOf(ctx)
@@ -77,7 +77,7 @@ func TestBegin(t *testing.T) {
 		o, b, users := beginning(t, nil)
 		ctx := users.incoming(t, "u")
 		told := make(chan bool, 2)
-		finish, begun := o.Begin(ctx, &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}, false, func(ok bool) { told <- ok })
+		finish, begun := o.Begin(ctx, &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}, func(ok bool) { told <- ok })
 		if !begun || !<-told {
 			t.Fatal("not begun")
 		}
@@ -89,7 +89,7 @@ func TestBegin(t *testing.T) {
 		if err := proto.Unmarshal(body.Materialize(), resp); err != nil || resp.Header.Revision != 9 || resp.Header.ClusterId != 0xc || resp.Header.MemberId != 0xb {
 			t.Errorf("%v, %v", resp, err)
 		}
-		if finish, begun = o.Begin(ctx, &pb.DeleteRangeRequest{Key: []byte("k")}, false, func(bool) {}); !begun {
+		if finish, begun = o.Begin(ctx, &pb.DeleteRangeRequest{Key: []byte("k")}, func(bool) {}); !begun {
 			t.Error("a delete is not begun")
 		}
 		if _, err := finish(); err != nil {
@@ -138,7 +138,7 @@ func TestBeginOtherWays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o, b, users := beginning(t, c.change)
-				finish, begun := o.Begin(users.incoming(t, c.user), c.op, false, func(bool) { t.Error("told of an answer") })
+				finish, begun := o.Begin(users.incoming(t, c.user), c.op, func(bool) { t.Error("told of an answer") })
 				if begun || b.count() != 0 {
 					t.Error("it is begun")
 				}
@@ -169,7 +169,7 @@ func TestRightsAreTakenFromWhatIsBegun(t *testing.T) {
 				o, b, users := beginning(t, func(o *Options) { o.KV = kv })
 				b.err = kverror.New(kverror.AccessChanged, "")
 				told := make(chan bool, 1)
-				finish, begun := o.Begin(users.incoming(t, "u"), &pb.PutRequest{Key: []byte("k")}, false, func(ok bool) { told <- ok })
+				finish, begun := o.Begin(users.incoming(t, "u"), &pb.PutRequest{Key: []byte("k")}, func(ok bool) { told <- ok })
 				if !begun || <-told {
 					t.Fatal("it is not refused")
 				}
@@ -192,7 +192,7 @@ func TestASlowBegunChangeIsTold(t *testing.T) {
 		o, b, users := beginning(t, func(o *Options) { o.Slow, o.Names = list.add, func(s string) string { return s } })
 		b.took = 2 * stages.Threshold
 		told := make(chan bool, 1)
-		finish, _ := o.Begin(users.incoming(t, "u"), &pb.PutRequest{Key: []byte("k")}, false, func(ok bool) { told <- ok })
+		finish, _ := o.Begin(users.incoming(t, "u"), &pb.PutRequest{Key: []byte("k")}, func(ok bool) { told <- ok })
 		<-told
 		if _, err := finish(); err != nil {
 			t.Error(err)
@@ -212,7 +212,7 @@ func TestBeginWithALease(t *testing.T) {
 		if o.s.permittedNow(users.incoming(t, "u"), op) != nil {
 			t.Error("a user's is begun")
 		}
-		if _, begun := o.Begin(users.incoming(t, "root"), op, false, func(bool) {}); !begun || b.count() != 1 {
+		if _, begun := o.Begin(users.incoming(t, "root"), op, func(bool) {}); !begun || b.count() != 1 {
 			t.Error("root's is not begun")
 		}
 		if o.s.permittedNow(t.Context(), op) != nil {

@@ -142,7 +142,7 @@ func (u *unaryCall) run(ctx context.Context, handler grpc.UnaryHandler) (any, er
 
 // start begins the call, a change, if nothing has to be waited for but its range's answer. answered is called once when
 // that is there, see Options.Start. No says that nothing has happened.
-func (u *unaryCall) start(alone bool, answered func(ok bool)) bool {
+func (u *unaryCall) start(answered func(ok bool)) bool {
 	s := u.s
 	change, ok := u.req.(proto.Message)
 	if !ok || s.opts.Start == nil || u.refused != nil || u.traced || u.m.rule != auth.ByRequest || s.isLoading() {
@@ -154,7 +154,7 @@ func (u *unaryCall) start(alone bool, answered func(ok bool)) bool {
 	if ctx == nil {
 		return false
 	}
-	wait := s.opts.Start(ctx, change, alone, answered)
+	wait := s.opts.Start(ctx, change, answered)
 	if wait == nil {
 		return false
 	}

@@ -54,11 +54,11 @@ func (o *Operations) Do(ctx context.Context, request any) (mem.BufferSlice, erro
 
 // Begin is Do in two parts, of which the first does not block. finish is the other one, called once. If the request is begun,
 // answered is called once, from any goroutine, when it has been carried out or has failed. After answered(true) finish does not
-// block. Else it does, for no longer than ctx lasts. alone is as in Options.Start.
-func (o *Operations) Begin(ctx context.Context, request any, alone bool, answered func(ok bool)) (finish func() (mem.BufferSlice, error), begun bool) {
+// block. Else it does, for no longer than ctx lasts.
+func (o *Operations) Begin(ctx context.Context, request any, answered func(ok bool)) (finish func() (mem.BufferSlice, error), begun bool) {
 	op := o.of(request)
 	u := o.s.comes(ctx, request, op.method)
-	begun = u.start(alone, answered)
+	begun = u.start(answered)
 	return func() (mem.BufferSlice, error) { return o.finish(u, op) }, begun
 }
 

@@ -130,9 +130,8 @@ type Options struct {
 	Register func(grpc.ServiceRegistrar)
 	// Pipe, if not nil, makes the service of pipes, which serves operations by these.
 	Pipe func(*Operations) pipepb.PipeServer
-	// Start, if not nil, begins a change for a stream of many operations without waiting for its answer, as router's Start does. alone says that nothing else
-	// waits for the caller, who may then do more of it itself.
-	Start func(ctx context.Context, change proto.Message, alone bool, answered func(ok bool)) (wait func() (proto.Message, error))
+	// Start, if not nil, begins a change for a stream of many operations without waiting for its answer, as router's Start does.
+	Start func(ctx context.Context, change proto.Message, answered func(ok bool)) (wait func() (proto.Message, error))
 	// Place, if not nil, returns the span of the range of a key, the node that leads it, and the client URLs of that node. The node
 	// is 0 if this one knows of none. It does not block.
 	Place func(key []byte) (span keyspace.Span, leader keyspace.NodeID, clientURLs []string)

@@ -127,13 +127,13 @@ func (o *operation) beginHere() bool {
 		return false
 	}
 	p.mu.Lock()
-	room, alone := p.hasRoom(), len(p.under) == 1
+	room := p.hasRoom()
 	p.mu.Unlock()
 	if !room {
 		return false
 	}
 	var begun bool
-	if o.finish, begun = p.s.o.Operations.Begin(o.ctx, o.request, alone, o.answered); !begun {
+	if o.finish, begun = p.s.o.Operations.Begin(o.ctx, o.request, o.answered); !begun {
 		return false
 	}
 	switch {

@@ -73,7 +73,7 @@ func (f *fakeOperations) MaxMessageBytes() int     { return 1 << 20 }
 var errNoKey = status.Error(codes.InvalidArgument, "etcdserver: key is not provided")
 
 // Begin implements Operations. A put to a key that begins with "here/" is begun, and its first attempt fails if "fails" follows.
-func (f *fakeOperations) Begin(ctx context.Context, request any, _ bool, answered func(ok bool)) (func() (mem.BufferSlice, error), bool) {
+func (f *fakeOperations) Begin(ctx context.Context, request any, answered func(ok bool)) (func() (mem.BufferSlice, error), bool) {
 	p, ok := request.(*pb.PutRequest)
 	if !ok || !strings.HasPrefix(string(p.GetKey()), "here/") {
 		return func() (mem.BufferSlice, error) { return f.Do(ctx, request) }, false

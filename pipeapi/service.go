@@ -26,9 +26,8 @@ type Operations interface {
 	Do(ctx context.Context, request any) (mem.BufferSlice, error)
 	// Begin is Do in two parts, of which the first does not block. finish is the other one, called once. If the request is begun,
 	// answered is called once, from any goroutine, when it has been carried out or has failed. After answered(true) finish does
-	// not block. Else it does, for no longer than ctx lasts. alone says that nothing waits for the caller, who may then do more
-	// of it itself: that may wait for the disk.
-	Begin(ctx context.Context, request any, alone bool, answered func(ok bool)) (finish func() (mem.BufferSlice, error), begun bool)
+	// not block. Else it does, for no longer than ctx lasts.
+	Begin(ctx context.Context, request any, answered func(ok bool)) (finish func() (mem.BufferSlice, error), begun bool)
 	// Place says who leads a key, if that is another node. Of its span it tells what whoever sends the context may know. It
 	// does not block for long.
 	Place(ctx context.Context, key []byte) *pipepb.Place

@@ -22,9 +22,8 @@ type Ranges interface {
 type Starter interface {
 	// Start begins a change. answered is called once, from any goroutine, when the answer or an error is there; it must not
 	// block. wait returns that; it waits if it is called before, no longer than ctx lasts. Start returns nil where nothing has
-	// happened: Ranges.Do serves what has to wait, or is refused. alone says that nothing else waits for the caller: it evaluates the
-	// change itself where that can be, and a read of the disk holds it up.
-	Start(ctx context.Context, req *rangeapi.Request, alone bool, answered func(ok bool)) (wait func() (*rangeapi.Response, error))
+	// happened: Ranges.Do serves what has to wait, or is refused.
+	Start(ctx context.Context, req *rangeapi.Request, answered func(ok bool)) (wait func() (*rangeapi.Response, error))
 }
 
 // Sequencer asks for the current revision; placement's client is one.

@@ -111,12 +111,12 @@ func (r *Router) writeWithin(limit limit, span keyspace.Span, op proto.Message, 
 	return got, limit.outcome(err)
 }
 
-// Start begins a put, delete or transaction whose range is led here, and does not wait for its answer. The caller has checked the request.
+// Start begins a put, delete or transaction whose range is led here, and does not block. The caller has checked the request.
 // answered is called once, from any goroutine, when the range has answered; ok says that it has no error. It must not
 // block. wait returns what Put, DeleteRange or Txn would. It is called once, after answered was called or ctx has ended; it
 // blocks if the range's answer is an error, and until then. Start returns nil where nothing has happened, because
-// the request has to go another way. alone is as in Starter.
-func (r *Router) Start(ctx context.Context, op proto.Message, alone bool, answered func(ok bool)) (wait func() (proto.Message, error)) {
+// the request has to go another way.
+func (r *Router) Start(ctx context.Context, op proto.Message, answered func(ok bool)) (wait func() (proto.Message, error)) {
 	permit := permitOf(ctx)
 	if r.cfg.Starter == nil {
 		return nil
@@ -133,7 +133,7 @@ func (r *Router) Start(ctx context.Context, op proto.Message, alone bool, answer
 		return nil
 	}
 	limit := r.limited(ctx)
-	answer := r.cfg.Starter.Start(limit.LazyDeadline, writing(rt, permit, op), alone, answered)
+	answer := r.cfg.Starter.Start(limit.LazyDeadline, writing(rt, permit, op), answered)
 	if answer == nil {
 		limit.End()
 		return nil

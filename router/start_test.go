@@ -25,7 +25,7 @@ type starter struct {
 	answers []func(ok bool)
 }
 
-func (s *starter) Start(ctx context.Context, req *rangeapi.Request, _ bool, answered func(ok bool)) func() (*rangeapi.Response, error) {
+func (s *starter) Start(ctx context.Context, req *rangeapi.Request, answered func(ok bool)) func() (*rangeapi.Response, error) {
 	done := make(chan struct{})
 	var resp *rangeapi.Response
 	err := s.err
@@ -71,7 +71,7 @@ func TestStart(t *testing.T) {
 			}
 		}
 		put := &pb.PutRequest{Key: []byte("a"), Value: []byte("1")}
-		wait := r.Start(internal(t), put, false, answered)
+		wait := r.Start(internal(t), put, answered)
 		if wait == nil {
 			t.Fatal("not begun")
 		}
@@ -91,16 +91,16 @@ func TestStart(t *testing.T) {
 			"no key":         &pb.TxnRequest{},
 			"an empty span":  &pb.DeleteRangeRequest{Key: []byte("b"), RangeEnd: []byte("a")},
 		} {
-			if r.Start(internal(t), op, false, answered) != nil {
+			if r.Start(internal(t), op, answered) != nil {
 				t.Errorf("%s: begun", name)
 			}
 		}
 		r.Led(s.descs[0].Range, 3)
-		if r.Start(internal(t), put, false, answered) != nil {
+		if r.Start(internal(t), put, answered) != nil {
 			t.Error("begun where another node leads")
 		}
 		unknown := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: s, Sequencer: s, Placement: s, Starter: s, Alive: alive})
-		if unknown.Start(internal(t), put, false, answered) != nil {
+		if unknown.Start(internal(t), put, answered) != nil {
 			t.Error("begun without a range")
 		}
 		if len(s.reqs) != 1 {
@@ -118,7 +118,7 @@ func TestStartedWhereTheLeaderMoves(t *testing.T) {
 				s, r := begins(t)
 				s.err = &kverror.Error{Kind: row.Kind}
 				told := false
-				wait := r.Start(internal(t), &pb.PutRequest{Key: []byte("a"), Value: []byte("1")}, false, func(ok bool) { told = !ok })
+				wait := r.Start(internal(t), &pb.PutRequest{Key: []byte("a"), Value: []byte("1")}, func(ok bool) { told = !ok })
 				s.lead[s.descs[0].Range] = 3
 				s.answers[0](false)
 				if !told {
@@ -142,8 +142,8 @@ func TestStartedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, r := begins(t)
 		ctx, cancel := context.WithCancel(internal(t))
-		gone := r.Start(ctx, &pb.PutRequest{Key: []byte("a")}, false, func(bool) {})
-		late := r.Start(internal(t), &pb.PutRequest{Key: []byte("a")}, false, func(bool) {})
+		gone := r.Start(ctx, &pb.PutRequest{Key: []byte("a")}, func(bool) {})
+		late := r.Start(internal(t), &pb.PutRequest{Key: []byte("a")}, func(bool) {})
 		begin := time.Now()
 		cancel()
 		if _, err := gone(); !errors.Is(err, kverror.Canceled) || time.Since(begin) != 0 {

@@ -131,15 +131,15 @@ func (s *Store) do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Respon
 	return resp, r.written(ctx, c, watch, err), err
 }
 
-// Start is Do of a change without the wait, see [pipeline.Pipeline.Start], also for alone. The caller calls wait once, after answered was called
+// Start is Do of a change without the wait, see [pipeline.Pipeline.Start]. The caller calls wait once, after answered was called
 // or the context has ended. It is nil where nothing has happened: Do serves what has to wait, or is refused.
-func (s *Store) Start(ctx context.Context, req *rangeapi.Request, alone bool, answered func(ok bool)) (wait func() (*rangeapi.Response, error)) {
+func (s *Store) Start(ctx context.Context, req *rangeapi.Request, answered func(ok bool)) (wait func() (*rangeapi.Response, error)) {
 	r := s.Replica(req.Range)
 	if r == nil || !rangeapi.CanWrite(req.Op) || rangeapi.CheckRequest(req.Op, s.cfg.Limits.MaxRequestBytes, s.cfg.Limits.MaxTxnOps) != nil {
 		return nil
 	}
 	c, watch := r.pipe.NewRequest(ctx, req), clock.StartStopwatch()
-	if !r.pipe.Start(c, watch, alone, answered) {
+	if !r.pipe.Start(c, watch, answered) {
 		return nil
 	}
 	return func() (*rangeapi.Response, error) {

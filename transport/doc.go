@@ -44,8 +44,8 @@
 //
 // Each Session has one queue, a Lane, for each class and order slot. A lane's
 // writer takes everything that has gathered and writes it at once, which makes
-// QUIC affordable. Bulk sessions run over TCP, because it moves the many bytes of
-// copies with six tenths of QUIC's CPU.
+// QUIC affordable. A frame that comes alone is written to a QUIC stream by who sends it.
+// Bulk sessions run over TCP, because it moves the many bytes of copies with six tenths of QUIC's CPU.
 //
 // raftgroup, shard, placement and node send and handle messages. node alone makes
 // endpoints.

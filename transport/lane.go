@@ -95,7 +95,8 @@ func (l *Lane) put(h *header, payload []byte, force bool, pos *uint64) error {
 	if l.writeNow(h, payload) {
 		l.mu.Unlock()
 		l.budget.release(n)
-		l.metrics.sent(1, n)
+		l.metrics.framesSent.Inc()
+		l.metrics.bytesSent.Add(float64(n))
 		l.sent.Add(float64(n))
 		return nil
 	}
@@ -112,7 +113,8 @@ func (l *Lane) put(h *header, payload []byte, force bool, pos *uint64) error {
 }
 
 // writeNow writes a frame past the writer, where frames come alone and the writer has nothing to do. A carrier that cannot take
-// it now, or has failed, leaves it to the writer. mu is held, so no frame overtakes another.
+// it now, or has failed, leaves it to the writer. mu is held, so no frame overtakes another. Frames that the carrier has taken and not
+// sent are in no budget. They are few: now and then one takes the writer, which waits in its write until they are sent.
 func (l *Lane) writeNow(h *header, payload []byte) bool {
 	n := h.n + len(payload)
 	if l.tryWrite == nil || !l.idle || l.head < len(l.queue) || n > smallBytes || !l.linger.past() {
@@ -230,7 +232,7 @@ func (l *Lane) Take() (b Batch, ok bool) {
 			return b, true
 		}
 		l.idle = true
-		yielded = l.linger.due()
+		yielded = l.lingers()
 		l.mu.Unlock()
 		<-l.wake
 		if yielded {
@@ -239,13 +241,17 @@ func (l *Lane) Take() (b Batch, ok bool) {
 	}
 }
 
+// lingers says whether the writer lingers at its next batch. Where frames that come alone go past it, one that does not is there to
+// look whether others come with it. mu is held.
+func (l *Lane) lingers() bool { return l.tryWrite != nil || l.linger.due() }
+
 // linger decides whether the writer, woken by a first frame, lets other goroutines run
 // before it takes the batch. A batch of several frames costs little more than one
 // frame, and concurrent calls then take half the CPU. With a single client the wait
 // would only add latency at each hop.
 type linger struct {
 	// alone counts the batches in a row that stayed at one frame although the writer
-	// lingered, up to aloneMax. waits counts the waits, and frames that came when there was none.
+	// lingered, up to aloneMax. waits counts the waits, or the frames that found the writer at rest where they may go past it.
 	alone, waits uint8
 }
 

@@ -37,6 +37,35 @@ func TestLinger(t *testing.T) {
 	}
 }
 
+// TestPast: of sixteen frames that come alone one takes the writer, which lingers then. If others came with it, all take the writer.
+func TestPast(t *testing.T) {
+	l := &Lane{tryWrite: func([]byte) error { return nil }}
+	past := func() (n int) {
+		for range 10 * aloneRetry {
+			if l.linger.past() {
+				n++
+				continue
+			}
+			waited := l.lingers()
+			if !waited {
+				t.Error("the writer does not look whether frames come together")
+			}
+			l.linger.note(1, waited)
+		}
+		return n
+	}
+	if n := past(); n != 10*aloneRetry-aloneMax-6 {
+		t.Errorf("%d of %d frames go past the writer, the first %d of which show that they come alone", n, 10*aloneRetry, aloneMax)
+	}
+	if n := past(); n != 10*(aloneRetry-1) {
+		t.Errorf("%d of %d frames go past the writer", n, 10*aloneRetry)
+	}
+	l.linger.note(2, true)
+	if l.linger.past() {
+		t.Error("a frame goes past the writer, and they come together")
+	}
+}
+
 // TestRoom: frames that wait gather in as few writes as 64 KiB allow, in their order,
 // whatever memory the first of them got.
 func TestRoom(t *testing.T) {

@@ -27,7 +27,7 @@ type Metrics struct {
 	detours, passed prometheus.Counter
 }
 
-// classMetrics are the metrics of one class. They are updated per batch, not per frame.
+// classMetrics are the metrics of one class. They are updated per batch, and for a frame that goes past the lane's writer.
 type classMetrics struct {
 	framesSent, framesReceived prometheus.Counter
 	bytesSent, bytesReceived   prometheus.Counter
@@ -64,7 +64,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	dropped := counter("skein_transport_dropped_frames_total", "Frames refused by a full queue or lost with their session before they were sent.", "class")
 	busy := counter("skein_transport_busy_total", "Calls and streams refused because a peer had too many handlers here.", "class")
 	batchFrames := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "skein_transport_batch_frames", Help: "Frames per write.",
+		Name: "skein_transport_batch_frames", Help: "Frames per write of a lane's writer. Frames that come alone mostly go past it, and are not in here.",
 		Buckets: prometheus.ExponentialBuckets(1, 2, 11),
 	}, []string{"class"})
 	handlers := gauge("skein_transport_handlers", "Handlers of calls and streams that run now.", "class")

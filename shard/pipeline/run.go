@@ -21,25 +21,20 @@ func (p *Pipeline) Run(c *Call, watch clock.Stopwatch) (*rangeapi.Response, erro
 	if err := p.enqueue(c); err != nil {
 		return nil, err
 	}
-	p.shared.Pool.here(p) // the caller waits in any case
+	p.Schedule()
 	return p.Wait(c)
 }
 
 // Start is Run without the wait. answered is called once, without mu, when the call has its answer or its error, which
 // Wait returns from then on. It must not block: others wait for their answers. Start says no where the call is refused, or
-// has to wait before it is admitted. Then nothing has happened, and Run tells more. Where the caller is alone and nobody waits for
-// it, it evaluates the call itself, if nothing is in the way. Then a read of the disk holds it up.
-func (p *Pipeline) Start(c *Call, watch clock.Stopwatch, alone bool, answered func(ok bool)) bool {
+// has to wait before it is admitted. Then nothing has happened, and Run tells more.
+func (p *Pipeline) Start(c *Call, watch clock.Stopwatch, answered func(ok bool)) bool {
 	c.come(p, watch)
 	c.onAnswer = answered
 	if p.enqueue(c) != nil {
 		return false
 	}
-	if alone {
-		p.shared.Pool.here(p)
-	} else {
-		p.Schedule()
-	}
+	p.Schedule()
 	return true
 }
 

@@ -21,15 +21,9 @@ type started struct {
 // start starts a put, if it may be.
 func (w *world) start(ctx context.Context, key string) (*started, bool) {
 	w.t.Helper()
-	return w.startAlone(ctx, key, false)
-}
-
-// startAlone is start whose caller may evaluate the call itself.
-func (w *world) startAlone(ctx context.Context, key string, alone bool) (*started, bool) {
-	w.t.Helper()
 	s := &started{}
 	s.Call = w.p.NewRequest(ctx, &rangeapi.Request{Range: 7, Generation: 1, Op: &pb.PutRequest{Key: []byte(key)}})
-	return s, w.p.Start(s.Call, clock.StartStopwatch(), alone, func(ok bool) {
+	return s, w.p.Start(s.Call, clock.StartStopwatch(), func(ok bool) {
 		if !w.mu.TryLock() {
 			w.t.Error("an answer is told with mu")
 			return
