@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 
 DIST=$(realpath -m "$1")
 GOTOOLCHAIN=$(go mod edit -json | sed -n 's/.*"Toolchain": "\(.*\)".*/\1/p')
+: "${GOTOOLCHAIN:?go.mod names no toolchain}"
 export GOTOOLCHAIN
 ARCH=${ARCH:-$(go env GOARCH)}
 VERSION=$(sed -n 's/.*SkeinVersion = "\(.*\)"/\1/p' etcdapi/version.go)

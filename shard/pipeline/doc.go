@@ -14,6 +14,7 @@
 //	   │                                 overlay: ◀─ added ───────────── removed ────┤
 //	   └────────────────── Send ◀── confirm: lease or ReadIndex ◀── held ────────────┘
 //
+// A pass runs in the goroutine of a caller that waits for its answer and finds nothing in its way, else in the pool.
 // One batch fills while one is sequenced; several may be with the log. So the pipeline never
 // waits for a round trip to evaluate, and batches grow with the load. A pipeline without calls
 // has no goroutine, timer or channel.
@@ -121,7 +122,7 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	pool.go          the goroutines that evaluate
+//	pool.go          who evaluates: the pool's goroutines, or a caller
 //	run.go           callers: admission, waiting, giving up
 //	request.go       the operation of a client's request
 //	pass.go          one turn in the pool

@@ -39,7 +39,7 @@ func (p *Pipeline) evaluatePass(w *worker) (again bool) {
 			looked, elapsed = work, watch.Elapsed()
 			p.read(begun + elapsed)
 		}
-		if n >= l.BatchRequests || look && elapsed > l.EvaluateTurn {
+		if n >= l.BatchRequests || look && elapsed > l.EvaluateTurn || w.guest && w.lent.Load() {
 			again = true
 			break
 		}

@@ -35,7 +35,7 @@ func (p *Pool) Start(slots int) {
 		p.wg.Go(func() { p.work(w) })
 	}
 	for range slots {
-		w := &worker{}
+		w := &worker{guest: true}
 		p.workers, p.guests = append(p.workers, w), append(p.guests, w)
 	}
 }
@@ -63,12 +63,7 @@ func (p *Pool) pass(w *worker, r *Pipeline) {
 	p.busy++
 	w.running = true
 	p.watch()
-	p.mu.Unlock()
-	// Whoever can run now may bring a call, which then shares an entry with the first one. Where nobody can,
-	// as at light load, this costs nothing.
-	runtime.Gosched()
-	again := r.evaluatePass(w)
-	p.mu.Lock()
+	again := p.evaluate(w, r)
 	w.running = false
 	if !w.lent.Swap(false) {
 		p.busy--
@@ -81,8 +76,17 @@ func (p *Pool) pass(w *worker, r *Pipeline) {
 	}
 }
 
+func (p *Pool) evaluate(w *worker, r *Pipeline) (again bool) {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	// Whoever can run now may bring a call, which then shares an entry with the first one. Where nobody can,
+	// as at light load, this costs nothing.
+	runtime.Gosched()
+	return r.evaluatePass(w)
+}
+
 // here has the caller evaluate, which is schedule without a change of goroutines. It does so where nothing else waits and a
-// slot is free, for one pass; a read that waits for the disk holds the caller up.
+// slot is free, for one pass; a read that waits for the disk holds the caller up, and ends the pass.
 func (p *Pool) here(r *Pipeline) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

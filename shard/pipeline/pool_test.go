@@ -219,19 +219,17 @@ func TestSlowReadEndsTheTurn(t *testing.T) {
 	})
 }
 
-// TestCallerEvaluates: a caller that is alone evaluates its call itself, where a slot is free and nothing else waits. It lends its
-// slot as a worker does, and Stop waits for it.
+// TestCallerEvaluates: a caller evaluates its call itself, where a slot is free and nothing else waits. It lends its
+// slot as a worker does, evaluates nothing else then, and Stop waits for it.
 func TestCallerEvaluates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, disk, slows, fasts := onPool(t, 3, 2)
 		w := fasts[0]
-		start := func(w *world, alone bool) *Call {
+		start := func(w *world) *Call {
 			t.Helper()
-			s, ok := w.startAlone(t.Context(), "k", alone)
-			if !ok {
-				t.Fatal("refused")
-			}
-			return s.Call
+			c := w.send(&pb.PutRequest{Key: []byte("k"), Value: []byte("v")})
+			p.here(&w.p)
+			return c
 		}
 		asks := func() int {
 			p.mu.Lock() // before any worker that begins later
@@ -239,14 +237,14 @@ func TestCallerEvaluates(t *testing.T) {
 			return len(w.asks)
 		}
 		for range 3 {
-			c := start(w, true)
+			c := start(w)
 			if asks() != 1 {
 				t.Fatal("the call is evaluated by somebody else")
 			}
 			w.finish(c)
 		}
 		release := p.Hold()
-		c := start(w, true)
+		c := start(w)
 		if asks() != 0 {
 			t.Fatal("nobody may evaluate")
 		}
@@ -257,13 +255,13 @@ func TestCallerEvaluates(t *testing.T) {
 		// Two callers wait for the disk, and have all slots.
 		slow := make([]*Call, 2)
 		for i, s := range slows[:2] {
-			go func() { slow[i] = start(s, true) }()
+			go func() { slow[i] = start(s) }()
 			synctest.Wait()
 		}
 		if p.busy != 2 {
 			t.Fatalf("%d slots are taken by two callers", p.busy)
 		}
-		c = start(w, true)
+		c = start(w)
 		if asks() != 0 {
 			t.Fatal("a third pass has a slot, and there are two")
 		}
@@ -274,8 +272,8 @@ func TestCallerEvaluates(t *testing.T) {
 			t.Fatalf("%d slots are taken, and all who run wait for the disk", p.busy)
 		}
 		// Nobody stands for a third caller that waits for the disk.
-		third := start(slows[2], true)
-		c = start(fasts[1], true)
+		third := start(slows[2])
+		c = start(fasts[1])
 		time.Sleep(2 * lendAfter)
 		synctest.Wait()
 		fasts[1].finish(c)

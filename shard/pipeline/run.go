@@ -15,13 +15,14 @@ func (p *Pipeline) NewRequest(ctx context.Context, req *rangeapi.Request) *Call 
 }
 
 // Run takes a call through the pipeline and waits for its answer. The call has come when the stopwatch was started. It is
-// called without mu.
+// called without mu. Where nothing is in the way the caller evaluates: a change of goroutines would cost more than most evaluations.
+// If the disk makes it wait there, it looks at its context only when the read is over.
 func (p *Pipeline) Run(c *Call, watch clock.Stopwatch) (*rangeapi.Response, error) {
 	c.come(p, watch)
 	if err := p.enqueue(c); err != nil {
 		return nil, err
 	}
-	p.Schedule()
+	p.shared.Pool.here(p)
 	return p.Wait(c)
 }
 

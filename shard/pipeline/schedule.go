@@ -43,6 +43,8 @@ type worker struct {
 	seen uint32
 	// running says that it has a pass.
 	running bool
+	// guest says that it stands for a caller.
+	guest bool
 	// lent says that another has its slot until the pass ends.
 	lent atomic.Bool
 }
