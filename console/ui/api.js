@@ -1,6 +1,6 @@
 // The console's API: requests, who is here, and what is asked again while the page is seen.
 import { signal } from "@preact/signals";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 // session is what /console/api/session says, null before it has.
 export const session = signal(null);
@@ -61,10 +61,11 @@ export async function logOut() {
 }
 
 // usePoll asks now and then again, while the page is seen. It keeps the last answer beside an error. again asks at once.
+// It asks before the page is painted: an effect would wait for that.
 export function usePoll(load, every, deps = []) {
   const [state, set] = useState({});
   const kick = useRef(() => {});
-  useEffect(() => {
+  useLayoutEffect(() => {
     const stop = new AbortController();
     let timer = 0, busy = false, once_more = false;
     const run = async () => {

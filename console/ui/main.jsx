@@ -1,6 +1,6 @@
 // The frame of the console: who is here, which page is shown, light or dark, and the keys of the keyboard.
 import { h, render, Fragment } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { signal } from "@preact/signals";
 import { ask, begin, every, logIn, logOut, session, usePoll, user } from "./api.js";
 import { Problem } from "./parts.jsx";
@@ -40,7 +40,7 @@ function App() {
   const [error, setError] = useState();
   const [help, setHelp] = useState(false);
   const s = session.value;
-  useEffect(() => {
+  useLayoutEffect(() => {
     let timer = 0;
     const open = () =>
       begin().catch((e) => {

@@ -122,8 +122,8 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	pool.go          who evaluates: the pool's goroutines, or a caller
 //	run.go           callers: admission, waiting, giving up
+//	pool.go          who evaluates: the pool's goroutines, or a caller
 //	request.go       the operation of a client's request
 //	pass.go          one turn in the pool
 //	sequence.go      revisions for a batch, its proposal
