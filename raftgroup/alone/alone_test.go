@@ -65,3 +65,36 @@ func TestLoad(t *testing.T) {
 		}
 	}
 }
+
+// TestProposer: what is proposed past the load's room is applied and counted once, in its
+// group.
+func TestProposer(t *testing.T) {
+	const depth, proposals = 6, 6
+	c := &counts{t: t, depth: depth, wanted: proposals, done: make(chan struct{})}
+	l, err := Start(t.Context(), Options{Dir: t.TempDir(), Groups: len(c.proposed), Depth: 1, Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	propose := l.Proposer(2)
+	for range proposals {
+		if err := propose([]byte("data")); err != nil {
+			t.Error(err)
+		}
+	}
+	<-c.done
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Check(); err != nil {
+		t.Error(err)
+	}
+	for g := range c.proposed {
+		want := int64(0)
+		if g+1 == 2 {
+			want = proposals
+		}
+		if p, a := c.proposed[g].Load(), c.applied[g].Load(); p != want || a != want {
+			t.Errorf("group %d: %d proposed, %d applied, want %d", g+1, p, a, want)
+		}
+	}
+}

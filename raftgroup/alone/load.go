@@ -45,6 +45,8 @@ type Load struct {
 	o     Options
 	hosts []*host
 	wake  chan struct{} // capacity 1
+	// leaders are the newest of each group.
+	leaders []atomic.Pointer[leadership]
 	// applied counts what leaders have applied. moves counts lost leaderships, and
 	// refused the rejected proposals.
 	applied, moves, refused atomic.Int64
@@ -78,7 +80,7 @@ func (g *leadership) free(n int) {
 // Start makes the hosts and the groups, and returns when every group has a leader. The
 // caller closes the load.
 func Start(ctx context.Context, o Options) (_ *Load, err error) {
-	l := &Load{o: o, wake: make(chan struct{}, 1)}
+	l := &Load{o: o, wake: make(chan struct{}, 1), leaders: make([]atomic.Pointer[leadership], o.Groups)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
@@ -133,7 +135,6 @@ func (l *Load) lead(ctx context.Context) error {
 // propose.
 func (l *Load) Propose(payload func() []byte, more func() bool) {
 	var visit []*leadership
-	dropped := func(error) { l.refused.Add(1) }
 	for {
 		l.mu.Lock()
 		visit, l.dirty = l.dirty, visit[:0]
@@ -154,13 +155,30 @@ func (l *Load) Propose(payload func() []byte, more func() bool) {
 				if l.o.Observer != nil {
 					l.o.Observer.Proposed(g.id)
 				}
-				if group.Propose(g.term, payload(), dropped) != nil {
+				if group.Propose(g.term, payload(), l.dropped) != nil {
 					l.refused.Add(1)
 				}
 			}
 		}
 	}
 }
+
+// Proposer returns a function that makes one proposal at the present leader of a group,
+// whatever its room. Its data must not be changed any more. It is for callers that know
+// themselves how many are under way, and not to be mixed with Propose. One goroutine at a
+// time may propose in a group.
+func (l *Load) Proposer(id keyspace.GroupID) func(data []byte) error {
+	g := l.leaders[id-1].Load()
+	group := g.host.Group(id)
+	return func(data []byte) error {
+		if l.o.Observer != nil {
+			l.o.Observer.Proposed(id)
+		}
+		return group.Propose(g.term, data, l.dropped)
+	}
+}
+
+func (l *Load) dropped(error) { l.refused.Add(1) }
 
 // Applied returns how many proposals the groups' leaders have applied so far.
 func (l *Load) Applied() int64 { return l.applied.Load() }
@@ -231,6 +249,7 @@ func (m *machine) LeaderChanged(s raftgroup.LeaderState) {
 	case s.IsLeader && s.Ready && (old == nil || old.term != s.Term):
 		g := &leadership{l: m.l, host: m.host, id: m.id, term: s.Term}
 		m.leader.Store(g)
+		m.l.leaders[m.id-1].Store(g)
 		g.free(m.l.o.Depth)
 		select {
 		case m.led <- struct{}{}:
