@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -133,7 +134,8 @@ func parse(args []string) (o options, err error) {
 	set.StringVar(&s.Dir, "dir", "", "directory for data and results (default: a new one in the current directory)")
 	set.StringVar(&s.Carrier, "carrier", quicCarrier, "what Skein's hosts talk over: "+quicCarrier+" or "+tlsCarrier)
 	set.StringVar(&s.LogDB, "logdb", pebbleLog, "Dragonboat's log: "+pebbleLog+" or "+tanLog)
-	set.Uint64Var(&s.Shards, "shards", 2, "Dragonboat's step, commit and apply workers, and shards of its Pebble log")
+	set.Uint64Var(&s.Shards, "shards", uint64(max(2, runtime.NumCPU())),
+		"Dragonboat's step, commit and apply workers each, and shards of its Pebble log; it has 16 of each by default, here as many as processors, at least 2")
 	if err := set.Parse(args); err != nil {
 		return o, err
 	}
