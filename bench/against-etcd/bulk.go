@@ -66,6 +66,8 @@ const (
 	bulkCounts = 5
 	// bulkSettle bounds the wait until a filled store has come to rest.
 	bulkSettle = 15 * time.Minute
+	// bulkPause lies between that and the reading of its memory.
+	bulkPause = 10 * time.Second
 )
 
 // The names of the figures.
@@ -206,7 +208,7 @@ func (o *bulkOptions) fill(ctx context.Context, c *cluster, s bulkSide, clients 
 		return err
 	}
 	f[bulkRest] = time.Since(ended).Seconds()
-	all, _, err := c.restingMemory(ctx, bulkSettle)
+	all, _, err := c.restingMemory(ctx, bulkSettle, bulkPause)
 	if err == nil {
 		f[bulkFull] = mean(all...)
 	}
@@ -267,7 +269,7 @@ func (o *bulkOptions) whole(ctx context.Context, c *cluster, client *clientv3.Cl
 		return err
 	}
 	r.into(f, bulkCount)
-	all, anonymous, err := c.restingMemory(ctx, bulkSettle)
+	all, anonymous, err := c.restingMemory(ctx, bulkSettle, bulkPause)
 	if err != nil {
 		return err
 	}

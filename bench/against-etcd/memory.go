@@ -12,6 +12,7 @@ import (
 // memoryOptions are the command line of the measure.
 type memoryOptions struct {
 	pairs, keys, value int
+	rest               time.Duration
 }
 
 func memoryFlags(set *flag.FlagSet) func(context.Context, *bench) error {
@@ -19,6 +20,8 @@ func memoryFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.IntVar(&o.pairs, "pairs", 5, "runs of each side, each with new nodes")
 	set.IntVar(&o.keys, "keys", 40_000, "keys")
 	set.IntVar(&o.value, "value-size", 256, "bytes of a value")
+	set.DurationVar(&o.rest, "rest", 130*time.Second, "time from when nodes are quiet until their memory is read; "+
+		"garbage of the load is collected after 2 minutes without a collection by etcd, after 1 by Skein")
 	return func(ctx context.Context, b *bench) error { return smallStore(ctx, b, o) }
 }
 
@@ -32,8 +35,8 @@ const (
 
 // smallStore measures the memory of nodes with few keys.
 func smallStore(ctx context.Context, b *bench, o memoryOptions) error {
-	if o.pairs < 1 || o.keys < 1 || o.value < 1 {
-		return fmt.Errorf("memory: %d pairs, %d keys with values of %d bytes: at least one of each", o.pairs, o.keys, o.value)
+	if o.pairs < 1 || o.keys < 1 || o.value < 1 || o.rest < 0 {
+		return fmt.Errorf("memory: %d pairs, %d keys with values of %d bytes: at least one of each, and a rest of %v", o.pairs, o.keys, o.value, o.rest)
 	}
 	runs, err := paired(o.pairs, []string{etcdSide, skeinSide}, func(side string, _ int) (f figureSet, err error) {
 		c := b.etcd()
@@ -55,7 +58,7 @@ func smallStore(ctx context.Context, b *bench, o memoryOptions) error {
 
 // run puts the keys, by 64 clients on 12 connections.
 func (o *memoryOptions) run(ctx context.Context, c *cluster) (figureSet, error) {
-	empty, _, err := c.restingMemory(ctx, settleMax)
+	empty, _, err := c.restingMemory(ctx, settleMax, o.rest)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +66,7 @@ func (o *memoryOptions) run(ctx context.Context, c *cluster) (figureSet, error) 
 	if err := p.fill(ctx, func(int) int { return o.value }); err != nil {
 		return nil, err
 	}
-	all, anonymous, err := c.restingMemory(ctx, settleMax)
+	all, anonymous, err := c.restingMemory(ctx, settleMax, o.rest)
 	if err != nil {
 		return nil, err
 	}
@@ -72,16 +75,13 @@ func (o *memoryOptions) run(ctx context.Context, c *cluster) (figureSet, error) 
 	}, nil
 }
 
-// memoryRest lies between the moment when nodes are quiet and the reading of their memory. Garbage of the load is collected then.
-const memoryRest = 10 * time.Second
-
 // restingMemory is the resident memory of each node at rest, and what of it belongs to no file, in MiB. limit bounds the
-// wait until they are quiet.
-func (c *cluster) restingMemory(ctx context.Context, limit time.Duration) (all, anonymous []float64, err error) {
+// wait until they are quiet, rest lies between that and the reading.
+func (c *cluster) restingMemory(ctx context.Context, limit, rest time.Duration) (all, anonymous []float64, err error) {
 	if _, err := c.settleWithin(ctx, limit); err != nil {
 		return nil, nil, err
 	}
-	if err := sleep(ctx, memoryRest); err != nil {
+	if err := sleep(ctx, rest); err != nil {
 		return nil, nil, err
 	}
 	for i := range c.founders() {
