@@ -62,6 +62,8 @@ type BundledNode struct {
 type bundleNode struct {
 	name string // empty until it has said it
 	urls []string
+	// stranger says that the others do not hear it: whoever has its address now is told no password.
+	stranger bool
 }
 
 // label is the node's name, or what is known of it instead.
@@ -168,10 +170,14 @@ func (a *around) nodes(only []string) (all []bundleNode, err error) {
 			continue
 		}
 		urls := slices.Clone(row.GetClientUrls())
-		if at := a.asked[row.GetName()]; at != "" {
+		at := a.asked[row.GetName()]
+		switch {
+		case at != "" && row.GetState() == StateDead:
+			urls = []string{at} // who answers there is known
+		case at != "":
 			urls = append([]string{at}, urls...)
 		}
-		all = append(all, bundleNode{row.GetName(), urls})
+		all = append(all, bundleNode{row.GetName(), urls, at == "" && row.GetState() == StateDead})
 	}
 	if a.survey == nil {
 		for _, s := range a.silent {
@@ -195,6 +201,9 @@ func (c *Client) bundleNode(ctx context.Context, a *bundleArchive, n *bundleNode
 	part := bundlePart{archive: a, node: n, taken: map[string]bool{}}
 	at, err := c.At(n.urls...)
 	if err == nil {
+		if n.stranger {
+			at.As("", "")
+		}
 		err = at.Bundle(ctx, &adminpb.BundleRequest{ProfileMs: o.Profile.Milliseconds(), Salt: o.Salt}, part.take)
 	}
 	part.end(err)

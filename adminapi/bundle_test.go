@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -36,8 +37,8 @@ func (b *bundler) Bundle(ctx context.Context, q *adminpb.BundleRequest, send fun
 	return b.part(ctx, q, send)
 }
 
-// serveBackend serves a backend and returns its address.
-func serveBackend(t *testing.T, b Backend) string {
+// serveBackend serves a backend, and who checks users if somebody does, and returns its address.
+func serveBackend(t *testing.T, b Backend, users ...etcdserverpb.AuthServer) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -45,6 +46,9 @@ func serveBackend(t *testing.T, b Backend) string {
 	}
 	s := grpc.NewServer()
 	Register(s, b)
+	for _, u := range users {
+		etcdserverpb.RegisterAuthServer(s, u)
+	}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); <-done })
@@ -86,6 +90,38 @@ func unpack(t *testing.T, archive []byte) map[string]string {
 			t.Errorf("%s: twice %t, mode %o", h.Name, twice, h.Mode)
 		}
 		files[h.Name] = string(b)
+	}
+}
+
+// Whoever has the address of a dead node is asked for its part and gets no password, unless the operator has named that address.
+func TestBundleLogsInNowhereElse(t *testing.T) {
+	survey := &adminpb.SurveyResponse{}
+	answers := func(name string) *bundler {
+		return &bundler{name: name, survey: survey, part: func(_ context.Context, _ *adminpb.BundleRequest, send func(*adminpb.BundleResponse) error) error {
+			return send(&adminpb.BundleResponse{Node: name, File: "log.jsonl", About: "the log", Data: []byte("x"), Last: true})
+		}}
+	}
+	n1, named := serveBackend(t, answers("n1"), &logins{}), serveBackend(t, answers("n2"), &logins{})
+	n3 := serveBackend(t, answers("n3"), stranger{t: t})
+	elsewhere := serveBackend(t, answers("n2"), stranger{t: t})
+	survey.Nodes = []*adminpb.NodeSurvey{
+		{Node: &adminpb.Node{Id: "a1", Name: "n1", State: "serving", Alive: true, ClientUrls: []string{"http://" + n1}}},
+		{Node: &adminpb.Node{Id: "a2", Name: "n2", State: StateDead, ClientUrls: []string{"http://" + elsewhere}}},
+		{Node: &adminpb.Node{Id: "a3", Name: "n3", State: StateDead, ClientUrls: []string{"http://" + n3}}},
+	}
+	c, err := NewClient([]string{n1, named}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.As("root", "secret")
+	nodes, err := c.WriteBundle(t.Context(), io.Discard, BundleOptions{Name: "b", Told: func(*BundledNode) {}})
+	if err != nil || len(nodes) != 3 {
+		t.Fatal(nodes, err)
+	}
+	for _, n := range nodes {
+		if n.Files != 1 {
+			t.Errorf("%+v", n)
+		}
 	}
 }
 
