@@ -293,8 +293,8 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 	r := s.GetReplication()
 	if r.GetFewer() > 0 {
 		next := "placement adds them by itself; skein placement operations shows how far it is"
-		if take := len(s.GetNodes()) - len(r.GetDeclining()); int64(take) < r.GetFactor() {
-			next = fmt.Sprintf("%d nodes take replicas: add some, have others take them again, or set another number with skein placement set-replication", take)
+		if take := taking(s); int64(take) < r.GetFactor() {
+			next = fmt.Sprintf("%d of %d nodes take replicas: make room on the disks named, bring back or undrain the nodes named, or add nodes; or set another number with skein placement set-replication", take, len(s.GetNodes()))
 		}
 		severity := Warning
 		if len(s.GetNodes()) == 1 {
@@ -307,6 +307,20 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 		})
 	}
 	return all
+}
+
+// taking counts the nodes that serve and are not named as ones that get no replicas. A node of an older build names none.
+func taking(s *adminpb.SurveyResponse) (k int) {
+	declines := map[string]bool{}
+	for _, d := range s.GetReplication().GetDeclining() {
+		declines[d.GetNode()] = true
+	}
+	for _, n := range s.GetNodes() {
+		if row := n.GetNode(); row.GetState() == "serving" && !declines[cmp.Or(row.GetName(), row.GetId())] {
+			k++
+		}
+	}
+	return k
 }
 
 func countAlive(s *adminpb.SurveyResponse) (k int) {

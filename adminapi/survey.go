@@ -143,6 +143,8 @@ func (c *Client) whoAnswers(ctx context.Context, id string) (adminpb.AtClientURL
 	switch code := status.Code(err); {
 	case errors.As(shake.last(), &bad):
 		return adminpb.AtClientURL_BAD_CERTIFICATE, fmt.Sprintf("%s: its certificate is refused: %s", at.name, bad.Err)
+	case failedFor(shake.last()):
+		return adminpb.AtClientURL_SOMETHING_ANSWERS, fmt.Sprintf("something answers at %s, and no TLS connection comes about: %s", at.name, shake.last())
 	case errors.As(rpctypes.Error(err), new(rpctypes.EtcdError)): // whatever its code, somebody has sent it
 	case strings.Contains(text, "connection refused"):
 		return adminpb.AtClientURL_NOTHING_ANSWERS, "nothing listens at " + at.name
@@ -150,6 +152,12 @@ func (c *Client) whoAnswers(ctx context.Context, id string) (adminpb.AtClientURL
 		return adminpb.AtClientURL_NOTHING_ANSWERS, fmt.Sprintf("%s does not answer: %s", at.name, text)
 	}
 	return adminpb.AtClientURL_SOMETHING_ANSWERS, fmt.Sprintf("something answers at %s, and does not say which node it is: %s", at.name, text)
+}
+
+// failedFor says whether a TLS handshake has failed by what the other side has sent, and not since it was silent or the time was over.
+func failedFor(err error) bool {
+	late := net.Error(nil)
+	return err != nil && !(errors.As(err, &late) && late.Timeout()) && !errors.Is(err, context.Canceled) && !errors.Is(err, net.ErrClosed)
 }
 
 // whoIs says of a node that has answered whether it is the one of this id.

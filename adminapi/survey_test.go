@@ -105,6 +105,8 @@ func TestProbeOfDeadNodes(t *testing.T) {
 	const ended = "http://127.0.0.1:1" // a port that the kernel gives to nobody
 	mute, hangs := listen()
 	defer mute.Close()
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
 	bad := httptest.NewUnstartedServer(http.NotFoundHandler())
 	bad.EnableHTTP2 = true
 	bad.StartTLS()
@@ -145,6 +147,9 @@ func TestProbeOfDeadNodes(t *testing.T) {
 	probe(unnamed, time.Minute, adminpb.AtClientURL_ANOTHER_NODE_ANSWERS, "another node (b7) answers at "+unnamed)
 	probe(checked, time.Minute, adminpb.AtClientURL_SOMETHING_ANSWERS, "something answers at "+checked+", and does not say which node it is: etcdserver: user name is empty")
 	probe(lost, time.Minute, adminpb.AtClientURL_SOMETHING_ANSWERS, "something answers at "+lost+", and does not say which node it is: etcdserver: no leader")
+	overTLS := func(url string) string { return strings.Replace(url, "http://", "https://", 1) }
+	probe(overTLS(hangs), 100*time.Millisecond, adminpb.AtClientURL_NOTHING_ANSWERS, overTLS(hangs)+" does not answer: ")
+	probe(overTLS(plain.URL), time.Minute, adminpb.AtClientURL_SOMETHING_ANSWERS, "something answers at "+overTLS(plain.URL)+", and no TLS connection comes about: tls: ")
 	probe(bad.URL, time.Minute, adminpb.AtClientURL_BAD_CERTIFICATE, bad.URL+": its certificate is refused: x509: ")
 	// One that is heard is not asked.
 	c, err := NewClient([]string{runs}, nil)

@@ -155,7 +155,7 @@ func tellsTime(n *adminpb.NodeSurvey) bool { return n.GetNode().GetAlive() && n.
 func deadNext(name string, at adminpb.AtClientURL) string {
 	switch at {
 	case adminpb.AtClientURL_BAD_CERTIFICATE:
-		return fmt.Sprintf("make it another certificate (skein cert create-node %s --overwrite), and put it in the place of the old one; skein cert check says what is wrong with it", name)
+		return fmt.Sprintf("if an unknown authority has signed it, first see whether --cacert of this command is the authority's own; else make it another certificate (skein cert create-node %s --overwrite), and put it in the place of the old one; skein cert check says what is wrong with it", name)
 	case adminpb.AtClientURL_NODE_ANSWERS:
 		return "see its log, its certificates, and the network: the peer port needs UDP and TCP"
 	case adminpb.AtClientURL_ANOTHER_NODE_ANSWERS:
