@@ -291,7 +291,7 @@ func (c *Cluster) declining(but *node) string {
 	for d := DeclinesSilent; int(d) < len(declineWords); d++ {
 		ids := map[keyspace.NodeID]bool{}
 		for id, n := range c.nodes {
-			if n.known && n != but && n.Declines(&c.settings) == d {
+			if n.known && n != but && c.declines(n) == d {
 				ids[id] = true
 			}
 		}
@@ -303,6 +303,14 @@ func (c *Cluster) declining(but *node) string {
 		return ""
 	}
 	return ": " + strings.Join(all, "; ")
+}
+
+// declines is Declines, and counts what placement has put on the node's disk too, as fits does.
+func (c *Cluster) declines(n *node) Decline {
+	if d := n.Declines(&c.settings); d != Accepts || c.fits(n, 0) {
+		return d
+	}
+	return DeclinesDisk
 }
 
 // nodesNamed names a few of the nodes.
