@@ -24,9 +24,10 @@ type memDisk struct {
 
 	mu sync.Mutex
 	// Guarded by mu. used is what the node's files take, foreign what others' do;
-	// open files of removed names still count, as they do on a real disk.
-	files         map[string]*memInode
-	used, foreign int64
+	// open files of removed names still count, as they do on a real disk. reserved is
+	// room that neither takes, nor may take.
+	files                   map[string]*memInode
+	used, foreign, reserved int64
 }
 
 // memInode is the size of a file under all its names.
@@ -78,6 +79,13 @@ func (d *memDisk) free() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.foreign = 0
+}
+
+// reserve keeps so many bytes of the room that is left from everybody.
+func (d *memDisk) reserve(bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.reserved = bytes
 }
 
 // stall holds all syncs until the returned function is called.
@@ -219,7 +227,7 @@ func (d *memDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	used := uint64(d.used + d.foreign)
-	return vfs.DiskUsage{TotalBytes: diskBytes, UsedBytes: used, AvailBytes: diskBytes - used}, nil
+	return vfs.DiskUsage{TotalBytes: diskBytes, UsedBytes: used, AvailBytes: diskBytes - min(diskBytes, used+uint64(d.reserved))}, nil
 }
 
 // Unwrap implements vfs.FS.

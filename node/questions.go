@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -72,6 +71,9 @@ func (p peers) SilentFor(n keyspace.NodeID) time.Duration { return p.c.host.Sile
 // Alive implements operate.Peers.
 func (p peers) Alive(n keyspace.NodeID) bool { return p.c.alive(n) }
 
+// Reached implements operate.Peers.
+func (p peers) Reached(n keyspace.NodeID) bool { return p.c.reached(n) }
+
 // Central implements operate.Peers.
 func (p peers) Central(n keyspace.NodeID) bool { return p.c.host.Connected(n) }
 
@@ -133,9 +135,7 @@ func (c *Core) report() operate.Report {
 	r.FsyncP99 = c.wal.FsyncP99()
 	r.NoSpace, r.Corrupt = measurer{c}.Alarms()
 	r.NoMemory = measurer{c}.Full()
-	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
-		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
-	}
+	r.Capacity, r.Used = measurer{c}.Disk() // as placement has it: room that is reserved for root counts as used
 	c.troubles.tell(&r)
 	for g, q := range c.host.Quarantined() {
 		if !g.IsSystem() {
