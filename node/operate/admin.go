@@ -152,6 +152,8 @@ type Peers interface {
 	// Alive reports whether this node receives the node's liveness messages. It is always
 	// true of this node.
 	Alive(keyspace.NodeID) bool
+	// Reached reports whether placement counts on the node: it is alive, or at least half of the others hear it.
+	Reached(keyspace.NodeID) bool
 	// SilentFor returns for how long a node that is not alive has been silent; 0 where that is not known.
 	SilentFor(keyspace.NodeID) time.Duration
 	// Central reports whether the node hears at least half of the others.
@@ -195,7 +197,7 @@ type Report struct {
 	FullWhy         string
 	// Lag says which watchers do not keep up.
 	Lag Lag
-	// Certificate is the file of its certificate that ends first, "" without one; for how long it is still valid, and for how
+	// Certificate is the file of its certificate that is to be renewed first, "" without one; for how long it is still valid, and for how
 	// long in all.
 	Certificate                      string
 	CertificateLeft, CertificateLife time.Duration

@@ -52,22 +52,29 @@ func decideNode(n *fsm.Node, r Report) (row decide.Node, takesPart bool) {
 	return decide.Node{ID: n.ID, Zone: n.Attribute(zoneAttribute), State: state, Capacity: r.Capacity, Used: r.Used, Full: r.NoMemory}, takesPart
 }
 
-// declining lists the nodes that are given no replicas now, as their reports and those that hear them say.
-func declining(nodes []fsm.Node, reports map[keyspace.NodeID]Report, alive func(keyspace.NodeID) bool) (all []*adminpb.Declining) {
+// declining lists the nodes that are given no replicas now, as their reports and those that hear them say. If all who have reported are
+// isolated, it says nothing of a single one, as for placement.
+func declining(nodes []fsm.Node, reports map[keyspace.NodeID]Report, reached func(keyspace.NodeID) bool) (all []*adminpb.Declining) {
 	set := decide.Defaults()
+	central := false
+	for _, r := range reports {
+		central = central || !r.Isolated
+	}
 	for i := range nodes {
 		n := &nodes[i]
 		r := reports[n.ID]
 		row, takesPart := decideNode(n, r)
-		row.Silent, row.Isolated = !alive(n.ID), r.Isolated
+		row.Silent, row.Isolated = !reached(n.ID), r.Isolated && central
 		why := ""
 		switch d := row.Declines(&set); {
 		case !takesPart:
 			why = "its state is " + n.State.String()
 		case d == decide.DeclinesDisk:
-			why = fmt.Sprintf("its disk is %d %% full, and above %.0f %% it gets none", int(float64(r.Used)/float64(r.Capacity)*100), set.FullAt*100)
+			why = fmt.Sprintf("its disk is %.1f %% full, and above %.0f %% it gets none", float64(r.Used)/float64(r.Capacity)*100, set.FullAt*100)
 		case d == decide.DeclinesMemory:
 			why = "it has no memory for more (--memory-budget-bytes)"
+		case d == decide.DeclinesIsolated:
+			why = "it " + d.String() + ", and gets some only where a range has no other way"
 		case d != decide.Accepts:
 			why = "it " + d.String()
 		}

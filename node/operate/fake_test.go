@@ -37,6 +37,8 @@ type fake struct {
 	looks map[keyspace.NodeID]keyspace.NodeID
 	// dead are the nodes that do not live.
 	dead map[keyspace.NodeID]bool
+	// aside are those that live and that few others hear.
+	aside map[keyspace.NodeID]bool
 	// silentFor is how long the dead nodes are silent, 12 s by default; unheard says that they were never heard.
 	silentFor time.Duration
 	unheard   bool
@@ -90,6 +92,7 @@ func (f *fake) SilentFor(n keyspace.NodeID) time.Duration {
 }
 
 func (f *fake) Alive(n keyspace.NodeID) bool   { return !f.dead[n] }
+func (f *fake) Reached(n keyspace.NodeID) bool { return !f.dead[n] && !f.aside[n] }
 func (f *fake) Central(n keyspace.NodeID) bool { return !f.dead[n] }
 
 // Slow is told by no node.

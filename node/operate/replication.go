@@ -110,7 +110,7 @@ func (a *Admin) replication(ctx context.Context, nodes []fsm.Node, stale bool) *
 	if !stale { // nothing is placed without a quorum, and nobody is to wait for a node that hangs
 		reports = a.livingReports(ctx, nodes)
 	}
-	out.Declining = declining(nodes, reports, a.o.Peers.Alive)
+	out.Declining = declining(nodes, reports, a.o.Peers.Reached)
 	return out
 }
 

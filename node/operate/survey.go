@@ -150,7 +150,7 @@ func (a *Admin) replicationOf(v *clusterView) *adminpb.Replication {
 		alive = func(keyspace.NodeID) bool { return true } // each that a range has a replica on
 	}
 	out := progress(v.settings, v.ranges, v.operations, alive)
-	out.Declining = declining(v.nodes, v.reports, v.alive)
+	out.Declining = declining(v.nodes, v.reports, a.o.Peers.Reached)
 	return out
 }
 
