@@ -27,6 +27,8 @@ const (
 	clockStepKept = time.Hour
 	// laggardEvery lies between two times that the watcher furthest behind is looked for: that looks at all watchers.
 	laggardEvery = time.Minute
+	// certificateLate is the time, and certificateLatePart the part of its life, below which the alert of a certificate is critical.
+	certificateLate, certificateLatePart = 48 * time.Hour, 10
 )
 
 // troubles knows since when something troubles this node, and tells it by lines of the log and to operators.
@@ -41,7 +43,7 @@ type troubles struct {
 	// lagging counts the watchers that read history, and watchers lists those furthest behind; it is nil without ports.
 	lagging  func() int
 	watchers func() func(most int) *adminpb.WatcherListResponse
-	// starts and ends say when the certificate is valid that ends first.
+	// starts and ends say when the certificate is valid that is worst off.
 	starts, ends prometheus.Gauge
 
 	mu sync.Mutex // guards what follows
@@ -62,12 +64,13 @@ type troubles struct {
 	certificate certificateState
 }
 
-// certificateState is how a certificate stands.
+// certificateState is how a certificate stands, the worse the greater.
 type certificateState uint8
 
 const (
 	certificateHolds certificateState = iota
 	certificateEndsSoon
+	certificateEnds
 	certificateEnded
 )
 
@@ -81,10 +84,10 @@ func newTroubles(c *Core) *troubles {
 			return nil
 		},
 		starts: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "skein_certificate_start_timestamp_seconds", Help: "Since when the certificate is valid that expires first, in seconds since 1970; 0 without one.",
+			Name: "skein_certificate_start_timestamp_seconds", Help: "Since when the certificate is valid that is to be renewed first, in seconds since 1970; 0 without one.",
 		}),
 		ends: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "skein_certificate_end_timestamp_seconds", Help: "When the first of the node's certificates expires, in seconds since 1970; 0 without one.",
+			Name: "skein_certificate_end_timestamp_seconds", Help: "When the certificate of the node expires that is to be renewed first, in seconds since 1970; 0 without one.",
 		}),
 	}
 	if c.o.Registry != nil {
@@ -127,7 +130,7 @@ func (t *troubles) note(slow bool, full string, lagging int) {
 	if lagging == 0 {
 		t.lag = operate.Lag{}
 	}
-	t.readCertificates()
+	t.readCertificates(wall)
 	t.tellCertificate(wall)
 }
 
@@ -176,13 +179,19 @@ func (t *troubles) laggardWanted() bool {
 	return true
 }
 
-// readCertificates finds the certificate that ends first. A file that cannot be read is told where it is used.
-func (t *troubles) readCertificates() {
+// readCertificates finds the certificate that is worst off. That need not be the one that ends first: one that is made for a day
+// is renewed within its last hours. A file that cannot be read is told where it is used.
+func (t *troubles) readCertificates(wall time.Time) {
 	t.cert = ""
+	worst := certificateHolds
 	for _, path := range t.certificates {
 		from, until, err := certs.Validity(path)
-		if err == nil && (t.cert == "" || until.Before(t.until)) {
-			t.cert, t.until, t.life = path, until, until.Sub(from)
+		if err != nil {
+			continue
+		}
+		is := stateOf(until.Sub(wall), until.Sub(from))
+		if t.cert == "" || is > worst || is == worst && until.Before(t.until) {
+			t.cert, t.until, t.life, worst = path, until, until.Sub(from), is
 		}
 	}
 	if t.cert != "" {
@@ -194,12 +203,11 @@ func (t *troubles) readCertificates() {
 // tellCertificate logs that a certificate has ended, or ends soon: once for each certificate.
 func (t *troubles) tellCertificate(wall time.Time) {
 	state := certificateHolds
-	switch left := t.until.Sub(wall); {
-	case t.cert == "":
-	case left <= 0:
-		state = certificateEnded
-	case adminapi.ExpiresSoon(left, t.life):
-		state = certificateEndsSoon
+	if t.cert != "" {
+		state = stateOf(t.until.Sub(wall), t.life)
+	}
+	if state == certificateEnds {
+		state = certificateEndsSoon // its line is there already
 	}
 	is := t.cert + t.until.String()
 	if state == t.certificate && is == t.told {
@@ -212,8 +220,21 @@ func (t *troubles) tellCertificate(wall time.Time) {
 		t.log.Error("a certificate of this node has expired: clients and nodes do not connect to it any more", at...)
 	case certificateEndsSoon:
 		t.log.Warn("a certificate of this node expires soon", at...)
-	case certificateHolds:
+	case certificateHolds, certificateEnds:
 	}
+}
+
+// stateOf says how a certificate stands that is valid for so long yet, and for so long in all.
+func stateOf(left, life time.Duration) certificateState {
+	switch {
+	case left <= 0:
+		return certificateEnded
+	case left < min(certificateLate, life/certificateLatePart):
+		return certificateEnds
+	case adminapi.ExpiresSoon(left, life):
+		return certificateEndsSoon
+	}
+	return certificateHolds
 }
 
 // tell puts into a report what there is.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -100,13 +101,51 @@ func TestDoctorNamesFaults(t *testing.T) {
 }
 
 // certificate makes one of n2 that ends then.
-func certificate(dir string, end time.Time) error {
-	d := certs.At(filepath.Join(dir, "ca"), func() time.Time { return end.AddDate(0, 0, -1) })
+func certificate(dir string, end time.Time) error { return certificateOf(dir, 1, end) }
+
+// certificateOf makes one of n2 that is valid for so many days and ends then.
+func certificateOf(dir string, days int, end time.Time) error {
+	d := certs.At(filepath.Join(dir, "ca"), func() time.Time { return end.AddDate(0, 0, -days) })
 	if _, err := d.CreateCA(certs.CADays, true); err != nil {
 		return err
 	}
-	_, err := d.CreateNode("n2", []string{"localhost"}, certs.Issue{Days: 1, Overwrite: true, Out: filepath.Join(dir, "n2")})
+	_, err := d.CreateNode("n2", []string{"localhost"}, certs.Issue{Days: days, Overwrite: true, Out: filepath.Join(dir, "n2")})
 	return err
+}
+
+// Each certificate is judged by its own life. Told is the worst one, which need not end first.
+func TestWorstCertificate(t *testing.T) {
+	day, year := t.TempDir(), t.TempDir()
+	c := simclock.New(0, 1)
+	o := &troubles{
+		log: zap.NewNop(), clock: c, certificates: []string{filepath.Join(day, "n2", "node.crt"), filepath.Join(year, "n2", "node.crt")},
+		starts: prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"}), ends: prometheus.NewGauge(prometheus.GaugeOpts{Name: "y"}),
+	}
+	const days = 24 * time.Hour
+	for _, tc := range []struct {
+		what      string
+		day, year time.Duration // left
+		want      int
+	}{
+		{"both hold: the one that ends first", 10 * time.Hour, 200 * days, 0},
+		{"one of a year ends soon", 10 * time.Hour, 20 * days, 1},
+		{"both end soon: the one that ends first", 4 * time.Hour, 20 * days, 0},
+		{"one of a year ends in a day", 4 * time.Hour, 1 * days, 1},
+		{"both are about to end: the one that ends first", 1 * time.Hour, 1 * days, 0},
+		{"one has ended", 1 * time.Hour, -time.Hour, 1},
+	} {
+		if err := errors.Join(certificateOf(day, 1, c.Wall().Add(tc.day)), certificateOf(year, 365, c.Wall().Add(tc.year))); err != nil {
+			t.Fatal(err)
+		}
+		o.readCertificates(c.Wall())
+		var r operate.Report
+		o.tell(&r)
+		left := []time.Duration{tc.day, tc.year}[tc.want]
+		if r.Certificate != o.certificates[tc.want] || (r.CertificateLeft-left).Abs() > time.Minute || testutil.ToFloat64(o.ends) != float64(o.until.Unix()) ||
+			testutil.ToFloat64(o.ends)-testutil.ToFloat64(o.starts) != r.CertificateLife.Seconds() {
+			t.Errorf("%s: %+v", tc.what, r)
+		}
+	}
 }
 
 // stalling is a clock of a process that stands still before it reads the wall clock.

@@ -328,7 +328,7 @@ type NodeSurvey struct {
 	// For how long the node has taken no writes for lack of room, in milliseconds, and what it lacks; 0 while it takes them.
 	FullMs  int64  `protobuf:"varint,10,opt,name=full_ms,json=fullMs,proto3" json:"full_ms,omitempty"`
 	FullWhy string `protobuf:"bytes,11,opt,name=full_why,json=fullWhy,proto3" json:"full_why,omitempty"`
-	// Its certificate that ends first: the file, for how long it is still valid by the node's clock, in milliseconds, negative
+	// Its certificate that is to be renewed first: the file, for how long it is still valid by the node's clock, in milliseconds, negative
 	// once it has ended, and for how long it is valid in all. Empty without one.
 	CertificateFile   string `protobuf:"bytes,12,opt,name=certificate_file,json=certificateFile,proto3" json:"certificate_file,omitempty"`
 	CertificateLeftMs int64  `protobuf:"varint,13,opt,name=certificate_left_ms,json=certificateLeftMs,proto3" json:"certificate_left_ms,omitempty"`

@@ -175,11 +175,11 @@ func safetyAlerts() []alert {
 		},
 		{
 			"SkeinCertificateEndsSoon", certificateHas(30*24*time.Hour, 5), 0, warning,
-			"{{ $labels.instance }}: its first certificate ends in {{ $value | humanizeDuration }}.",
+			"{{ $labels.instance }}: a certificate of it ends in {{ $value | humanizeDuration }}.",
 		},
 		{
 			"SkeinCertificateEnds", certificateHas(2*24*time.Hour, 10), 0, critical,
-			"{{ $labels.instance }}: its first certificate ends in {{ $value | humanizeDuration }}, or has ended if that is below 0.",
+			"{{ $labels.instance }}: a certificate of it ends in {{ $value | humanizeDuration }}, or has ended if that is below 0.",
 		},
 		{
 			"SkeinAuditLost", `increase(skein_audit_lost_total{SKEIN}[15m]) > 0 or increase(skein_audit_write_errors_total{SKEIN}[15m]) > 0`, 0, warning,
@@ -188,7 +188,7 @@ func safetyAlerts() []alert {
 	}
 }
 
-// certificateHas is how long a node's first certificate is still valid, if that is less than a time and less than a part of its
+// certificateHas is how long a node's certificate that is to be renewed first is still valid, if that is less than a time and less than a part of its
 // whole life: one that is made for days is renewed later than one that is made for years. Doctor warns by the same measure.
 func certificateHas(left time.Duration, part int) string {
 	const ends, starts = `skein_certificate_end_timestamp_seconds{SKEIN}`, `skein_certificate_start_timestamp_seconds{SKEIN}`
