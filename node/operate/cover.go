@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"slices"
+	"sort"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -69,6 +70,37 @@ func cover(said []keyspace.Descriptor) (ranges []keyspace.Descriptor, missing []
 	}
 	end()
 	return ranges, missing
+}
+
+// coverNear is cover where mapped holds each key once. Only what is near the ranges of newer is covered anew: all others stay as they are.
+func coverNear(mapped, newer []keyspace.Descriptor) (ranges []keyspace.Descriptor, missing []keyspace.Span) {
+	lo, hi := len(mapped), 0
+	ids := map[keyspace.RangeID]bool{}
+	for i := range newer {
+		ids[newer[i].Range] = true
+		span := newer[i].Span
+		lo = min(lo, sort.Search(len(mapped), func(k int) bool {
+			end := mapped[k].Span.End
+			return len(end) == 0 || bytes.Compare(end, span.Start) > 0
+		}))
+		hi = max(hi, sort.Search(len(mapped), func(k int) bool {
+			return len(span.End) > 0 && bytes.Compare(mapped[k].Span.Start, span.End) >= 0
+		}))
+	}
+	for i := range mapped { // a range may have given away keys
+		if ids[mapped[i].Range] {
+			lo, hi = min(lo, i), max(hi, i+1)
+		}
+	}
+	lo, hi = max(lo-1, 0), min(hi+1, len(mapped)) // with the neighbours, what is missing is not joined to what lies beyond them
+	near, missing := cover(append(slices.Clone(mapped[lo:hi]), newer...))
+	if lo > 0 {
+		missing = missing[1:]
+	}
+	if hi < len(mapped) {
+		missing = missing[:len(missing)-1]
+	}
+	return slices.Concat(mapped[:lo], near, mapped[hi:]), missing
 }
 
 // whole says whether ranges in key order hold each key once.

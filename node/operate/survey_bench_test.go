@@ -62,15 +62,15 @@ func newMany(nodes, ranges int) *many {
 }
 
 // BenchmarkSurvey makes what the console's overview and skein status show of 100,000 ranges on 100 nodes. The lists of the nodes
-// are at hand, or are read as the bus brings them.
+// are at hand, one row of them may be newer than the map, or they are read as the bus brings them.
 func BenchmarkSurvey(b *testing.B) {
-	for _, coded := range []bool{false, true} {
-		name := "lists=at-hand"
-		if coded {
-			name = "lists=read"
-		}
-		b.Run(name, func(b *testing.B) {
+	for _, name := range []string{"at-hand", "newer", "read"} {
+		coded := name == "read"
+		b.Run("lists="+name, func(b *testing.B) {
 			m := newMany(100, 100_000)
+			if name == "newer" {
+				m.lists[1][500].Descriptor.ConfIndex++
+			}
 			for n, l := range m.lists {
 				var err error
 				if coded {

@@ -169,11 +169,15 @@ func (a *Admin) look(ctx context.Context, v *clusterView) error {
 }
 
 // settle finds which ranges there are and who leads them, by placement's map and the lists of all nodes. Nearly always the map has
-// all ranges as they are. They are sorted again only if it has not: that takes several times as long.
+// all ranges as they are. If lists have newer ones, what is near those is sorted again, and all only if the map lacks keys.
 func (v *clusterView) settle(mapped []keyspace.Descriptor) {
 	v.ranges, v.missing = mapped, nil
-	if newer := v.hear(); len(newer) > 0 || !whole(mapped) {
+	switch newer := v.hear(); {
+	case !whole(mapped):
 		v.ranges, v.missing = cover(append(slices.Clip(mapped), newer...))
+		v.hear()
+	case len(newer) > 0:
+		v.ranges, v.missing = coverNear(mapped, newer)
 		v.hear()
 	}
 	v.suppose()
@@ -220,33 +224,58 @@ func (v *clusterView) hearRest(newer []keyspace.Descriptor, rest []replicaSaid) 
 	if len(rest) == 0 {
 		return newer
 	}
-	at := make(map[keyspace.RangeID]int, len(v.ranges))
-	for i := range v.ranges {
-		at[v.ranges[i].Range] = i
-	}
+	at := make(map[keyspace.RangeID]int, len(rest))
 	for _, s := range rest {
-		d, c := &s.says.Descriptor, v.countsOf(s.node)
-		if s.says.IsLeader {
-			c.leads++
+		at[s.says.Descriptor.Range] = -1
+	}
+	for i := range v.ranges {
+		if _, sought := at[v.ranges[i].Range]; sought {
+			at[v.ranges[i].Range] = i
 		}
-		i, known := at[d.Range]
-		if !known {
+	}
+	of := map[keyspace.NodeID]bool{}
+	for _, s := range rest {
+		d := &s.says.Descriptor
+		if i := at[d.Range]; i >= 0 {
+			newer = v.hearOf(newer, i, s.node, s.says)
+		} else {
 			newer, v.beside[d.Range] = append(newer, *d), v.beside[d.Range] || s.says.IsLeader
-			c.besides++
-			continue
 		}
-		newer = v.hearOf(newer, i, s.node, s.says)
-		if _, holds := v.ranges[i].ReplicaOn(s.node); !holds {
-			c.besides++
-		}
+		of[s.node] = true
+	}
+	for node := range of {
+		v.recount(node, at)
 	}
 	return newer
+}
+
+// recount counts what the node leads and what only it says it has, of each range once: its list may have two rows of one. at has where
+// the ranges are that were not at their place in its list.
+func (v *clusterView) recount(node keyspace.NodeID, at map[keyspace.RangeID]int) {
+	besides := map[keyspace.RangeID]bool{}
+	for i := range v.lists[node] {
+		id := v.lists[node][i].Descriptor.Range
+		k, apart := at[id]
+		if !apart {
+			continue // hear has found it among the node's replicas
+		}
+		if k < 0 {
+			besides[id] = true
+		} else if _, holds := v.ranges[k].ReplicaOn(node); !holds {
+			besides[id] = true
+		}
+	}
+	c := v.counts[node]
+	c.besides, c.leads = int64(len(besides)), int64(len(v.ledBy(node)))
 }
 
 // hearOf hears what a node says of the i-th range, and appends it to newer if it is.
 func (v *clusterView) hearOf(newer []keyspace.Descriptor, i int, node keyspace.NodeID, s *shard.Summary) []keyspace.Descriptor {
 	if s.IsLeader {
-		v.led[i] = lead{node, s}
+		// One that is no member any more, or has not heard of the last change, may take itself for the leader yet.
+		if _, member := v.ranges[i].ReplicaOn(node); v.led[i].by == 0 || member && !v.ranges[i].Newer(&s.Descriptor) {
+			v.led[i] = lead{node, s}
+		}
 	}
 	if s.Descriptor.Newer(&v.ranges[i]) {
 		newer = append(newer, s.Descriptor)
@@ -472,7 +501,7 @@ func (v *clusterView) held(n keyspace.NodeID) []keyspace.Descriptor {
 	}
 	for i := range v.lists[n] {
 		if d := &v.lists[n][i].Descriptor; !has[d.Range] {
-			ds = append(ds, *d)
+			ds, has[d.Range] = append(ds, *d), true
 		}
 	}
 	return ds
