@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"strconv"
+	"sync"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,7 +18,8 @@ type logins struct {
 	etcdserverpb.UnimplementedAuthServer
 	off   bool
 	old   bool // tokens that were taken are JWTs before the last change of users
-	given int
+	mu    sync.Mutex
+	given int // guarded by mu: several may log in at a time
 	taken map[string]bool
 	calls int
 }
@@ -29,6 +31,8 @@ func (l *logins) Authenticate(_ context.Context, q *etcdserverpb.AuthenticateReq
 	case q.GetName() != "root" || q.GetPassword() != "secret":
 		return nil, rpctypes.ErrGRPCAuthFailed
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.given++
 	return &etcdserverpb.AuthenticateResponse{Token: strconv.Itoa(l.given)}, nil
 }
