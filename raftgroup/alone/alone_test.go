@@ -98,3 +98,51 @@ func TestProposer(t *testing.T) {
 		}
 	}
 }
+
+// TestStart: after the start the hosts lead the groups in turn, and keep them. With many
+// groups other elections than the first ones would be under way when proposals begin.
+func TestStart(t *testing.T) {
+	const groups, depth = 48, 2
+	l, err := Start(t.Context(), Options{Dir: t.TempDir(), Groups: groups, Depth: depth})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := 20 * groups
+	l.Propose(func() []byte { return []byte("data") }, func() bool { left--; return left >= 0 })
+	if err := l.Check(); err != nil {
+		t.Error(err)
+	}
+	for g := range groups {
+		for i, h := range l.hosts {
+			s := h.host.Group(keyspace.GroupID(g + 1)).Status()
+			if s.Leader != keyspace.ReplicaID(g%hosts+1) || s.IsLeader != (i == g%hosts) {
+				t.Errorf("group %d at host %d: %+v", g+1, i+1, s)
+			}
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLostLeader: a run in which a leader was lost does not count.
+func TestLostLeader(t *testing.T) {
+	l, err := Start(t.Context(), Options{Dir: t.TempDir(), Groups: 3, Depth: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.hosts[1].host.Group(2).Transfer(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for ledBy := -1; ledBy != 0; {
+		if ledBy, _ = l.groups[1].leader(); ledBy < 0 {
+			<-l.groups[1].told
+		}
+	}
+	if err := l.Check(); err == nil {
+		t.Error("a lost leader is not noticed")
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}

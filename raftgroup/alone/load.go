@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
@@ -39,29 +42,53 @@ type Observer interface {
 	Applied(g keyspace.GroupID, n int)
 }
 
+// transferPause is the time between two tries to move a leader. The first ones may come
+// before the other replica follows.
+const transferPause = 10 * time.Millisecond
+
 // Load keeps proposals under way in many groups. Each entry applied at its leader makes
 // room for a new proposal. A new leader starts with all of its group's room.
 type Load struct {
-	o     Options
-	hosts []*host
-	wake  chan struct{} // capacity 1
+	o      Options
+	hosts  []*host
+	groups []*group
+	wake   chan struct{} // capacity 1
 	// leaders are the newest of each group.
 	leaders []atomic.Pointer[leadership]
-	// applied counts what leaders have applied. moves counts lost leaderships, and
-	// refused the rejected proposals.
-	applied, moves, refused atomic.Int64
+	// settled says that every group has had its leader: from now on leaders get room.
+	settled atomic.Bool
+	// applied counts what leaders have applied, and refused the rejected proposals.
+	applied, refused atomic.Int64
 
 	mu    sync.Mutex // guards the fields below
 	dirty []*leadership
 }
 
+// group is the replicas of one group.
+type group struct {
+	id       keyspace.GroupID
+	want     int // the host that shall lead
+	machines [hosts]*machine
+	told     chan struct{} // capacity 1: a machine was told of a leader
+	term     uint64        // of the leader at the start
+}
+
 // leadership is one term in which a group is led.
 type leadership struct {
-	l    *Load
-	host *raftgroup.Host
-	id   keyspace.GroupID
-	term uint64
-	room atomic.Int64
+	l      *Load
+	host   *raftgroup.Host
+	id     keyspace.GroupID
+	term   uint64
+	filled atomic.Bool // it was given its room
+	room   atomic.Int64
+}
+
+// fill makes the leadership the one to propose to, and gives it all of its room, once.
+func (g *leadership) fill() {
+	if !g.filled.Swap(true) {
+		g.l.leaders[g.id-1].Store(g)
+		g.free(g.l.o.Depth)
+	}
 }
 
 func (g *leadership) free(n int) {
@@ -77,8 +104,8 @@ func (g *leadership) free(n int) {
 	}
 }
 
-// Start makes the hosts and the groups, and returns when every group has a leader. The
-// caller closes the load.
+// Start makes the hosts and the groups, and returns when every group is led by the host
+// whose turn it is, which all replicas know. The caller closes the load.
 func Start(ctx context.Context, o Options) (_ *Load, err error) {
 	l := &Load{o: o, wake: make(chan struct{}, 1), leaders: make([]atomic.Pointer[leadership], o.Groups)}
 	defer func() {
@@ -102,32 +129,85 @@ func Start(ctx context.Context, o Options) (_ *Load, err error) {
 	return l, l.lead(ctx)
 }
 
-// lead opens the groups and waits until each has a leader.
+// lead opens the groups and waits until the hosts lead them in turn.
+//
+// No replica is made to campaign. The replicas of a group choose one that campaigns once
+// they are open. A second candidate may get pre-votes for the next term from a replica that
+// has not yet heard of the first one's victory. Then it ends that leadership, after the
+// first entries perhaps. So a leader is waited for, and then moved.
 func (l *Load) lead(ctx context.Context) error {
-	led := make([]chan struct{}, l.o.Groups)
-	for g := range led {
-		led[g] = make(chan struct{}, 1)
-		id := keyspace.GroupID(g + 1)
-		for i, h := range l.hosts {
-			a, _, err := h.eng.Applied(id)
+	for i := range l.o.Groups {
+		g := &group{id: keyspace.GroupID(i + 1), want: i % hosts, told: make(chan struct{}, 1)}
+		l.groups = append(l.groups, g)
+		for j, h := range l.hosts {
+			a, _, err := h.eng.Applied(g.id)
 			if err != nil {
 				return err
 			}
-			m := &machine{l: l, host: h.host, id: id, led: led[g]}
-			if _, err := h.host.Open(id, keyspace.ReplicaID(i+1), raftgroup.Position{Index: a.Index, Term: a.Term}, m); err != nil {
+			g.machines[j] = &machine{l: l, host: h.host, id: g.id, told: g.told}
+			at := raftgroup.Position{Index: a.Index, Term: a.Term}
+			if _, err := h.host.Open(g.id, keyspace.ReplicaID(j+1), at, g.machines[j]); err != nil {
 				return err
 			}
 		}
-		l.hosts[g%len(l.hosts)].host.Group(id).Campaign()
 	}
 	ctx, cancel := clock.WithTimeout(ctx, clock.System(), startLimit)
 	defer cancel()
-	for g, ch := range led {
-		if _, err := clock.Await(ctx, ch); err != nil {
-			return fmt.Errorf("group %d has no leader: %w", g+1, err)
+	all, ctx := errgroup.WithContext(ctx)
+	for _, g := range l.groups {
+		all.Go(func() error { return g.settle(ctx) })
+	}
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	l.settled.Store(true)
+	for _, g := range l.groups {
+		// A leader that is new since then has filled its room itself, or does so here.
+		for _, m := range g.machines {
+			if led := m.leader.Load(); led != nil {
+				led.fill()
+			}
 		}
 	}
 	return nil
+}
+
+// settle waits until the wanted host leads the group and all replicas know. Nobody
+// campaigns any more then, unless the leader falls silent.
+func (g *group) settle(ctx context.Context) error {
+	for {
+		leader, term := g.leader()
+		if leader == g.want {
+			g.term = term
+			return nil
+		}
+		var err error
+		if leader < 0 {
+			_, err = clock.Await(ctx, g.told)
+		} else if g.machines[leader].host.Group(g.id).Transfer(ctx, keyspace.ReplicaID(g.want+1)) != nil {
+			err = clock.Sleep(ctx, clock.System(), transferPause)
+		}
+		if err != nil {
+			return fmt.Errorf("host %d does not lead group %s: %w", g.want+1, g.id, err)
+		}
+	}
+}
+
+// leader returns the host that leads, and its term, once it is ready and all machines were
+// told of it; otherwise -1. A machine is told in the order of terms. So none will be told
+// of an earlier leader any more.
+func (g *group) leader() (host int, term uint64) {
+	host = -1
+	for i, m := range g.machines {
+		s := m.state.Load()
+		if s == nil || s.Leader == 0 || i > 0 && s.Term != term {
+			return -1, 0
+		}
+		if term = s.Term; s.IsLeader && s.Ready {
+			host = i
+		}
+	}
+	return host, term
 }
 
 // Propose fills the free room with proposals until more returns false. payload makes the
@@ -183,11 +263,18 @@ func (l *Load) dropped(error) { l.refused.Add(1) }
 // Applied returns how many proposals the groups' leaders have applied so far.
 func (l *Load) Applied() int64 { return l.applied.Load() }
 
-// Check returns an error if leaders were lost or proposals refused since the start. A
+// Check returns an error if leaders were lost or proposals refused since Start returned. A
 // measurement with such a load is worth nothing.
 func (l *Load) Check() error {
-	if moves, refused := l.moves.Load(), l.refused.Load(); moves+refused > 0 {
-		return fmt.Errorf("%d leaders were lost, %d proposals refused: the run is worth nothing", moves, refused)
+	moves, refused := 0, l.refused.Load()
+	for _, g := range l.groups {
+		// A leader that is lost does not lead again in the same term.
+		if led := g.machines[g.want].leader.Load(); led == nil || led.term != g.term {
+			moves++
+		}
+	}
+	if moves > 0 || refused > 0 {
+		return fmt.Errorf("%d groups have lost their leader, %d proposals were refused: the run is worth nothing", moves, refused)
 	}
 	return nil
 }
@@ -219,8 +306,9 @@ type machine struct {
 	host   *raftgroup.Host
 	id     keyspace.GroupID
 	leader atomic.Pointer[leadership]
-	led    chan struct{} // capacity 1, of all replicas: the group has a leader
-	count  int           // entries in the batch being applied
+	state  atomic.Pointer[raftgroup.LeaderState] // what it was told last
+	told   chan struct{}                         // the group's
+	count  int                                   // entries in the batch being applied
 }
 
 func (m *machine) Apply(_ *engine.Batch, ents []raftgroup.Entry) error {
@@ -249,14 +337,15 @@ func (m *machine) LeaderChanged(s raftgroup.LeaderState) {
 	case s.IsLeader && s.Ready && (old == nil || old.term != s.Term):
 		g := &leadership{l: m.l, host: m.host, id: m.id, term: s.Term}
 		m.leader.Store(g)
-		m.l.leaders[m.id-1].Store(g)
-		g.free(m.l.o.Depth)
-		select {
-		case m.led <- struct{}{}:
-		default:
+		if m.l.settled.Load() {
+			g.fill()
 		}
 	case !s.IsLeader && old != nil:
 		m.leader.Store(nil)
-		m.l.moves.Add(1)
+	}
+	m.state.Store(&s)
+	select {
+	case m.told <- struct{}{}:
+	default:
 	}
 }
