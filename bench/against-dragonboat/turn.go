@@ -20,6 +20,9 @@ const (
 	dragonboatSide = "dragonboat"
 )
 
+// errNothing says that a window has shown nothing.
+var errNothing = errors.New("nothing was applied")
+
 // settings say what one turn does.
 type settings struct {
 	Side   string
@@ -140,7 +143,7 @@ func window(ctx context.Context, s settings, it side, l *latencies, driven <-cha
 	n, spent, took, after := it.applied()-applied, measure.CPU()-cpu, time.Since(begin), usageNow()
 	l.record(false)
 	if n == 0 {
-		return f, errors.New("nothing was applied")
+		return f, errNothing
 	}
 	per := func(v float64) float64 { return v / float64(n) }
 	return figures{
