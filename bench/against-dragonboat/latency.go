@@ -1,9 +1,10 @@
 package main
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // sampleEach is how many proposals of a group share one that is timed: two readings of the
@@ -23,7 +24,7 @@ type groupLatencies struct {
 	started  []time.Time // of the timed proposals, by their place among them
 	_        [64]byte    // the two goroutines write to different lines of the cache
 	applied  int64
-	counts   histogram
+	counts   *hdrhistogram.Histogram
 	_        [64]byte
 }
 
@@ -32,6 +33,7 @@ func newLatencies(groups, depth int) *latencies {
 	for g := range l.groups {
 		// No more of them are under way, even if two ends are cut.
 		l.groups[g].started = make([]time.Time, depth/sampleEach+2)
+		l.groups[g].counts = newCounts()
 	}
 	return l
 }
@@ -58,54 +60,25 @@ func (l *latencies) applied(group, n int) {
 	}
 	now := time.Now()
 	for i := first; i*sampleEach < g.applied; i++ {
-		g.counts.add(now.Sub(g.started[i%int64(len(g.started))]))
+		took := min(now.Sub(g.started[i%int64(len(g.started))]), longest)
+		_ = g.counts.RecordValue(took.Nanoseconds()) // in the range of newCounts
 	}
 }
 
 // quantile is the time below which so many of a thousand lie, 0 without any. Nothing may
 // be proposed or applied any more.
 func (l *latencies) quantile(ofThousand int64) time.Duration {
-	var sum histogram
+	sum := newCounts()
 	for g := range l.groups {
-		for i := range sum {
-			sum[i] += l.groups[g].counts[i]
-		}
+		sum.Merge(l.groups[g].counts)
 	}
-	return sum.quantile(ofThousand)
+	return time.Duration(sum.ValueAtPercentile(float64(ofThousand) / 10))
 }
 
-// A histogram counts times in buckets that are 1/32 wide of where they begin.
-type histogram [(64 - fineBits) << fineBits]int64
+// longest bounds a time that is counted. Dragonboat gives a proposal up long before.
+const longest = 2 * time.Hour
 
-const fineBits = 5
-
-func (h *histogram) add(d time.Duration) { h[bucket(uint64(max(d, 0)))]++ }
-
-// bucket is the place of a value: as many buckets for each power of two.
-func bucket(v uint64) int {
-	shift := max(bits.Len64(v)-fineBits-1, 0)
-	return shift<<fineBits + int(v>>shift)
-}
-
-// begin is the least value of a bucket.
-func begin(bucket int) uint64 {
-	if bucket < 2<<fineBits {
-		return uint64(bucket)
-	}
-	shift := bucket>>fineBits - 1
-	return uint64(bucket-shift<<fineBits) << shift
-}
-
-// quantile is the middle of the bucket in which so many of a thousand are reached.
-func (h *histogram) quantile(ofThousand int64) time.Duration {
-	var all, seen int64
-	for _, n := range h {
-		all += n
-	}
-	for i, n := range h {
-		if seen += n; n > 0 && seen*1000 >= all*ofThousand {
-			return time.Duration(begin(i)+begin(i+1)) / 2
-		}
-	}
-	return 0
+// newCounts counts times in nanoseconds, with two significant digits.
+func newCounts() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, longest.Nanoseconds(), 2)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -42,12 +41,7 @@ func TestLatencies(t *testing.T) {
 	const depth = 40
 	l := newLatencies(2, depth)
 	l.record(true)
-	count := func() (n int64) {
-		for _, c := range l.groups[1].counts {
-			n += c
-		}
-		return n
-	}
+	count := func() int64 { return l.groups[1].counts.TotalCount() }
 	under, total := 0, 0
 	for i, batch := range []int{1, 15, 40, 3, 29, 16, 1, 7} {
 		for ; under < depth; under++ {
@@ -75,27 +69,6 @@ func TestLatencies(t *testing.T) {
 	}
 	if got := l.quantile(1); got > time.Minute {
 		t.Errorf("the quickest took %v", got)
-	}
-}
-
-func TestHistogram(t *testing.T) {
-	for _, v := range []uint64{0, 1, 63, 64, 65, 127, 128, 1e3, 1e6, 123456789, math.MaxInt64} {
-		b := bucket(v)
-		if v < begin(b) || v >= begin(b+1) || float64(begin(b+1)-begin(b)) > max(1, float64(v)/16) {
-			t.Errorf("%d is in bucket %d, from %d to %d", v, b, begin(b), begin(b+1))
-		}
-	}
-	var h histogram
-	if got := h.quantile(500); got != 0 {
-		t.Errorf("without values: %v", got)
-	}
-	for i := range 1000 {
-		h.add(time.Duration(i) * time.Microsecond)
-	}
-	for ofThousand, want := range map[int64]time.Duration{500: 500 * time.Microsecond, 990: 990 * time.Microsecond} {
-		if got := h.quantile(ofThousand); math.Abs(float64(got-want)) > 0.04*float64(want) {
-			t.Errorf("%d of a thousand: %v", ofThousand, got)
-		}
 	}
 }
 
