@@ -11,8 +11,9 @@ import (
 )
 
 // Lane is the outgoing queue of one stream of a session: one class, one order
-// slot. Users append frames to it; the carrier's writer takes them in batches. A frame that comes alone is written by
-// who sends it, where the carrier can do that without a wait: to wake the writer costs more.
+// slot. Users append frames to it; the carrier's writer takes them in batches. To wake the writer
+// for one frame costs more than to write it. So the sender writes a frame that comes alone, if the
+// carrier can take it without a wait.
 type Lane struct {
 	class   Class
 	slot    int

@@ -241,9 +241,8 @@ func (b *entryBuilder) add(e *raftpb.Entry) bool {
 	return true
 }
 
-// messageBytes is the size of an entry as a message, by which raft bounds what it asks for.
-// proto.Size says the same by a walk over the type, which takes as long as all else that is
-// done with an entry here.
+// messageBytes is the size of an entry as a message. Raft bounds by it what it asks for.
+// proto.Size returns the same, but walks over the type: that takes as long as all else here.
 func messageBytes(e *raftpb.Entry) (n uint64) {
 	field := func(varint uint64) { n += 1 + uint64(protowire.SizeVarint(varint)) }
 	if e.Type != nil {

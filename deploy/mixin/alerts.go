@@ -188,8 +188,9 @@ func safetyAlerts() []alert {
 	}
 }
 
-// certificateHas is how long a node's certificate that is to be renewed first is still valid, if that is less than a time and less than a part of its
-// whole life: one that is made for days is renewed later than one that is made for years. Doctor warns by the same measure.
+// certificateHas is the time that is left of the certificate that a node has to renew first. It has a value only if that is less than left,
+// and less than one part of the certificate's life: a certificate for days is renewed later than one for years. Doctor warns by the same
+// measure.
 func certificateHas(left time.Duration, part int) string {
 	const ends, starts = `skein_certificate_end_timestamp_seconds{SKEIN}`, `skein_certificate_start_timestamp_seconds{SKEIN}`
 	return fmt.Sprintf("(%s > 0) - time() < clamp_max((%[1]s - %s) / %d, %d)", ends, starts, part, int(left.Seconds()))

@@ -249,8 +249,8 @@ func (v *clusterView) hearRest(newer []keyspace.Descriptor, rest []replicaSaid) 
 	return newer
 }
 
-// recount counts what the node leads and what only it says it has, of each range once: its list may have two rows of one. at has where
-// the ranges are that were not at their place in its list.
+// recount counts the ranges that the node leads, and those that it alone says it has. Its list may have two rows of a range, which counts
+// once. at has the places of the ranges that hear has not found at their place in the list.
 func (v *clusterView) recount(node keyspace.NodeID, at map[keyspace.RangeID]int) {
 	besides := map[keyspace.RangeID]bool{}
 	for i := range v.lists[node] {

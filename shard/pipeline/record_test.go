@@ -161,8 +161,8 @@ func TestStagesBehindAWrite(t *testing.T) {
 	})
 }
 
-// BenchmarkStages is what each put pays so that a slow one can say where its time went: the Call of its gateway, and the stages
-// at its leader, which follow the readings of the clock that its batch takes.
+// BenchmarkStages is what each put pays so that a slow one can say where its time went. That is the Call of its gateway, and the
+// stages at its leader. Their times are the readings of the clock that its batch takes.
 func BenchmarkStages(b *testing.B) {
 	ctx, p := b.Context(), &Pipeline{shared: &Shared{Epoch: clock.StartStopwatch()}}
 	for at := time.Duration(0); b.Loop(); {
