@@ -14,6 +14,16 @@ import (
 // linearizable reads are answered at its position; what a replica has by itself is not to be seen yet. The source may check
 // users, who come last: so before that only who is here may read.
 func (s *Server) whileLoading(ctx context.Context, method string, req any) error {
+	err := s.whileLoadingAsKnown(ctx, method, req)
+	if err == nil || s.opts.LearnLoad == nil {
+		return err
+	}
+	s.opts.LearnLoad(ctx) // a node that was down when the load ended may not have heard of the end yet
+	return s.whileLoadingAsKnown(ctx, method, req)
+}
+
+// whileLoadingAsKnown is whileLoading by what the node knows.
+func (s *Server) whileLoadingAsKnown(ctx context.Context, method string, req any) error {
 	if s.opts.Loading == nil {
 		return nil
 	}

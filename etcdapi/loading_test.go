@@ -74,6 +74,29 @@ func TestWhileLoading(t *testing.T) {
 	}
 }
 
+// A node that was down at the end of a load knows of it as soon as a request needs to know.
+func TestALoadThatEndedElsewhere(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		s := &Server{}
+		s.opts.Users = gateOf(t, false)
+		known, asked := errors.New("it is loaded"), 0
+		s.opts.Loading = func() (bool, error) { return false, known }
+		s.opts.LearnLoad = func(context.Context) {
+			if asked++; ended {
+				known = nil
+			}
+		}
+		for range 2 {
+			if err := s.whileLoading(from(t.Context(), faraway), "/etcdserverpb.KV/Put", &pb.PutRequest{}); (err == nil) != ended {
+				t.Errorf("ended %t: %v", ended, err)
+			}
+		}
+		if want := map[bool]int{false: 2, true: 1}[ended]; asked != want {
+			t.Errorf("ended %t: asked %d times, want %d", ended, asked, want)
+		}
+	}
+}
+
 // gateOf returns the users of a cluster, who are checked or not.
 func gateOf(t *testing.T, checked bool) *Users {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -94,6 +95,16 @@ func (c *Core) place(key []byte) (span keyspace.Span, leader keyspace.NodeID, cl
 	return span, leader, n.ClientURLs
 }
 
+// learnLoadTimeout bounds how long a request waits for placement before a cluster that is being loaded refuses it.
+const learnLoadTimeout = time.Second
+
+// learnLoad makes the node know of the load what placement does, at most until learnLoadTimeout.
+func (c *Core) learnLoad(ctx context.Context) {
+	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, learnLoadTimeout)
+	defer cancel()
+	_, _ = c.client.Loading(ctx) // without an answer the node goes by what it knows
+}
+
 // Face sets what etcd's services ask of the node. Whoever serves them calls their RightsTaken by OnRevoked and
 // their LoadBegun by OnLoad.
 func (c *Core) Face(o *etcdapi.Options) error {
@@ -107,6 +118,7 @@ func (c *Core) Face(o *etcdapi.Options) error {
 		l := c.client.KnownLoading()
 		return l.Active() && l.Phase == fsm.PhaseFollow, l.Err()
 	}
+	o.LearnLoad = c.learnLoad
 	o.Slow, o.Names = c.slow.Add, c.names.inText
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
 	o.Place, o.Start = c.place, c.router.Start

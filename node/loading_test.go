@@ -179,9 +179,12 @@ func TestLoadedCluster(t *testing.T) {
 			r.t.Errorf("leases of the load: %+v, %v", leases, err)
 		}
 		last = r.endALease(l, last)
+		r.crash(r.nodes[2])
 		if err := l.Finish(ctx, last+2, 3); err != nil {
 			r.t.Fatal(err)
 		}
+		r.start(r.nodes[2])
+		r.learnsOfTheEnd(r.nodes[2])
 		if err := l.Finish(ctx, last+2, 3); err != nil {
 			r.t.Errorf("finished again: %v", err)
 		}
@@ -189,6 +192,17 @@ func TestLoadedCluster(t *testing.T) {
 		r.sameLease(80)
 		r.stop(r.nodes...)
 	})
+}
+
+// learnsOfTheEnd checks that a node which was down when a load ended knows of it before it refuses a request.
+func (r *rig) learnsOfTheEnd(n *rigNode) {
+	r.t.Helper()
+	before := n.core.client.KnownLoading()
+	n.core.learnLoad(r.t.Context())
+	if after := n.core.client.KnownLoading(); after.Active() {
+		r.t.Errorf("node %v knew %+v of the load, and now %+v", n.id, before, after)
+	}
+	r.t.Logf("before node %v asked, it knew: %+v", n.id, before)
 }
 
 // whileLoaded checks that no node answers clients.
