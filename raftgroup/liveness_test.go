@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/skeindb/skein/keyspace"
@@ -483,6 +484,44 @@ func TestWokenFollowersDeposeNoSleeper(t *testing.T) {
 					inWorker(n.host.Group(g), n.host.Group(g).wakePaced)
 				}
 			}
+		}
+	})
+}
+
+// TestWokenFollowerHearsItsLeader: a follower that knows no leader is woken, and hears of one in the same visit. It does not
+// campaign against that one.
+func TestWokenFollowerHearsItsLeader(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 12
+		// The one that would campaign if the leader were lost.
+		candidate := func(g keyspace.GroupID) keyspace.NodeID { return keyspace.NodeID(1 + mix(uint64(g))%3) }
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			r.write(g, "first")
+			if l := r.leader(g); l.id == candidate(g) {
+				grp := l.host.Group(g)
+				r.must(grp.Transfer(t.Context(), 0))
+			}
+		}
+		time.Sleep(3 * time.Second) // they sleep, and no heartbeat comes between
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			l := r.leader(g)
+			f := r.nodes[candidate(g)].host.Group(g)
+			term, from := l.host.Group(g).Status().Term, l.host.Group(g).self
+			inWorker(f, func() { _ = f.rn.ForgetLeader() })
+			inWorker(f, func() {
+				f.step(&message{group: g, kind: pb.MsgApp, to: f.self, from: from, term: term, node: l.id, raft: &pb.Message{
+					Type: pb.MsgApp.Enum(), To: ptr(uint64(f.self)), From: ptr(uint64(from)), Term: ptr(term),
+					Index: ptr(f.commit), LogTerm: ptr(f.appliedTerm), Commit: ptr(f.commit),
+				}})
+				f.wakePaced()
+				if s := f.rn.BasicStatus(); s.Lead != uint64(from) || s.RaftState != raft.StateFollower {
+					t.Errorf("group %s: state %s, leader %d, want a follower of %d", g, s.RaftState, s.Lead, from)
+				}
+			})
 		}
 	})
 }

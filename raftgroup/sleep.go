@@ -47,9 +47,19 @@ func (g *Group) wakePaced() {
 		}
 		return
 	}
+	if g.learnsLeader() {
+		return
+	}
 	if g.forgetLostLeader(); g.lead == 0 && g.sleep.silent == 0 {
 		g.chooseCandidate(0)
 	}
+}
+
+// learnsLeader reports whether this visit's messages came from a leader that ready has yet to note. That one lives:
+// the replica need not look for another.
+func (g *Group) learnsLeader() bool {
+	lead := keyspace.ReplicaID(g.rn.BasicStatus().Lead)
+	return lead != 0 && lead != g.lead
 }
 
 // giveUpLead ends a leadership that others take over, because this node has lost its links to
@@ -97,7 +107,7 @@ func (g *Group) wakeByClient() {
 	}
 	g.sleep.removed = false
 	g.wake()
-	if g.isLeader {
+	if g.isLeader || g.learnsLeader() {
 		return
 	}
 	if g.forgetLostLeader(); g.lead != 0 {
