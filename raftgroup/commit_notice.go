@@ -2,6 +2,7 @@ package raftgroup
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"go.etcd.io/raft/v3"
@@ -17,6 +18,13 @@ import (
 // just when the leader answers the client. If no entry follows, followers apply later by
 // at most one and a half times this delay.
 const commitNoticeDelay = 2 * time.Millisecond
+
+// commitNoticeRideMax is how long one waits where other groups of the worker send entries meanwhile. It rides with those as soon
+// as it is half of commitNoticeDelay old: the followers have a frame and a pass at that time anyway.
+const commitNoticeRideMax = 2 * commitNoticeDelay
+
+// commitNoticesRiding bounds how many groups' notices ride with the entries of one pass: somebody waits for it.
+const commitNoticesRiding = 16
 
 // commitNotices are a leader's waiting messages that carry nothing but the commit index,
 // at most one for each follower.
@@ -129,13 +137,25 @@ func (g *Group) onCommitNotice(m *message) {
 	})
 }
 
+// waitingNotice is a group of the worker that holds commit notices back.
+type waitingNotice struct {
+	g     *Group
+	since clock.Time
+}
+
 // scheduleCommitNotices makes sure that the group is told to send the messages that it
 // holds.
 func (w *worker) scheduleCommitNotices(g *Group) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mu.notices = append(w.mu.notices, g)
-	if len(w.mu.notices) == 1 {
+	w.mu.notices = append(w.mu.notices, waitingNotice{g: g, since: w.now})
+	w.awaitNoticesLocked()
+}
+
+// awaitNoticesLocked lets the timer run while groups hold notices back. mu must be held.
+func (w *worker) awaitNoticesLocked() {
+	if !w.mu.noticeTimer && len(w.mu.notices) > 0 {
+		w.mu.noticeTimer = true
 		w.h.cfg.Clock.AfterFunc(commitNoticeDelay, w.flagCommitNotices)
 	}
 }
@@ -144,12 +164,42 @@ func (w *worker) scheduleCommitNotices(g *Group) {
 func (w *worker) flagCommitNotices() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for i, g := range w.mu.notices {
-		if k := w.workOf(g); k != nil {
+	w.mu.noticeTimer = false
+	now, longest := w.h.cfg.Clock.Now(), commitNoticeDelay/2
+	if now.Sub(w.mu.carried) < commitNoticeRideMax {
+		longest = commitNoticeRideMax
+	}
+	w.mu.notices = slices.DeleteFunc(w.mu.notices, func(n waitingNotice) bool {
+		if now.Sub(n.since) < longest {
+			return false
+		}
+		if k := w.workOf(n.g); k != nil {
 			k.flags |= flagCommitNotice
 		}
-		w.mu.notices[i] = nil
-	}
-	w.mu.notices = w.mu.notices[:0]
+		return true
+	})
+	w.awaitNoticesLocked()
 	w.wakeLocked()
+}
+
+// carryCommitNotices sends the commit notices of other groups with the entries of this pass.
+func (w *worker) carryCommitNotices() {
+	w.mu.Lock()
+	w.mu.notices = slices.DeleteFunc(w.mu.notices, func(n waitingNotice) bool {
+		if n.g.closed || len(n.g.notices.held) == 0 {
+			return false
+		}
+		w.mu.carried = w.now
+		if w.now.Sub(n.g.notices.since) < commitNoticeDelay/2 || len(w.riding) == commitNoticesRiding {
+			return false
+		}
+		w.riding = append(w.riding, n.g)
+		return true
+	})
+	w.mu.Unlock()
+	for _, g := range w.riding {
+		g.sendCommitNotices()
+	}
+	clear(w.riding)
+	w.riding = w.riding[:0]
 }

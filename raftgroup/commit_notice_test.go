@@ -49,6 +49,51 @@ func TestCommitNoticesAreNotAnswered(t *testing.T) {
 	})
 }
 
+// TestCommitNoticesRide: keys lie in many groups, and each write goes to another one. So no entry of the same group follows. Its
+// commit notice leaves with the entries of the others, and there are no more frames than those with entries.
+func TestCommitNoticesRide(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups, writes, pause = 8, 80, 1500 * time.Microsecond
+		r := newRig(t, 3, func(c *Config) { c.Workers = 1 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		l := r.nodes[1]
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+			if at := r.leader(g + 1); at != l {
+				r.must(at.host.Group(g+1).Transfer(t.Context(), l.host.Group(g+1).self))
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+		alone, behind := 0, time.Duration(0)
+		r.bus.set(func(b *testBus) { alone = -b.noticesAlone[l.id] })
+		for i := range writes {
+			g := keyspace.GroupID(1 + i%groups)
+			r.must(l.propose(g, fmt.Sprintf("a%d", i)))
+			if i > groups {
+				before := keyspace.GroupID(1 + (i-5)%groups) // its write was 5 pauses ago
+				for _, id := range r.ids() {
+					if got, want := r.nodes[id].host.Group(before).Status().Applied, l.host.Group(before).Status().Applied; got != want {
+						behind += pause
+					}
+				}
+			}
+			time.Sleep(pause)
+		}
+		r.bus.set(func(b *testBus) { alone += b.noticesAlone[l.id] })
+		if alone > writes/10 {
+			t.Errorf("%d frames of nothing but commit notices for %d entries", alone, writes)
+		}
+		if behind > 0 {
+			t.Errorf("followers were behind for %v more than %v", behind, 5*pause)
+		}
+		time.Sleep(3 * commitNoticeDelay)
+		synctest.Wait()
+		r.equal(1)
+	})
+}
+
 // TestLostCommitNotice: nobody learns that a notice was lost, but the next heartbeat
 // repeats it.
 func TestLostCommitNotice(t *testing.T) {

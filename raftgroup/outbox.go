@@ -15,6 +15,8 @@ type outbox struct {
 	w     *worker
 	peers map[keyspace.NodeID]*peerOut
 	dirty []*peerOut
+	// entries says that the pass sends entries.
+	entries bool
 }
 
 type peerOut struct {
@@ -73,6 +75,7 @@ func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 	case pb.MsgApp:
 		l = &p.frames[frameRaft]
 		l.appends = append(l.appends, appendRef{g, m.GetTo()})
+		o.entries = o.entries || len(m.GetEntries()) > 0
 	case pb.MsgAppResp:
 		l = &p.frames[frameRaft]
 	default: // control
@@ -118,7 +121,7 @@ func (o *outbox) flush() {
 		p.dirty = false
 		o.dirty[i] = nil
 	}
-	o.dirty = o.dirty[:0]
+	o.dirty, o.entries = o.dirty[:0], false
 }
 
 // send hands the frame to the bus. The order key is the worker: messages of one group

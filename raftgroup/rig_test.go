@@ -58,6 +58,8 @@ type testBus struct {
 	wg    sync.WaitGroup
 	count map[pb.MessageType]int
 	raw   bool // frames are delivered unchanged
+	// noticesAlone counts the frames of a node that hold nothing but commit notices.
+	noticesAlone map[keyspace.NodeID]int
 }
 
 type frameKey struct {
@@ -82,6 +84,7 @@ func newTestBus() *testBus {
 	return &testBus{
 		nodes: map[keyspace.NodeID]*busEnd{}, queues: map[frameKey]chan []byte{},
 		cut: map[[2]keyspace.NodeID]bool{}, stop: make(chan struct{}), count: map[pb.MessageType]int{},
+		noticesAlone: map[keyspace.NodeID]int{},
 	}
 }
 
@@ -189,6 +192,9 @@ func (b *testBus) filterFrame(key frameKey, p []byte) []byte {
 	msgs, err := decodeMessages(key.from, rest)
 	if err != nil {
 		panic(err)
+	}
+	if !slices.ContainsFunc(msgs, func(m message) bool { return m.kind != kindCommitNotice }) {
+		b.noticesAlone[key.from]++
 	}
 	keep := appendFrameHeader(nil, msgs[0].promise)
 	for i := range msgs {

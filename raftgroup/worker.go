@@ -34,7 +34,10 @@ type worker struct {
 		free    []*work
 		inPass  bool
 		ended   clock.Stopwatch // since the last pass
-		notices []*Group        // groups that hold commit notices back; a timer runs while there are any
+		notices []waitingNotice // groups that hold commit notices back; a timer runs while there are any
+		// noticeTimer says that it runs, carried when entries of one group last left while another held notices back.
+		noticeTimer bool
+		carried     clock.Time
 	}
 	cond *sync.Cond // of mu
 	pass func()     // passLocked, for those who help
@@ -48,6 +51,7 @@ type worker struct {
 	batch     *wal.Batch
 	record    *passRecord
 	scheduled []scheduledTask // tasks for the appliers, handed over when the pass ends
+	riding    []*Group        // groups whose commit notices go with this pass's entries
 }
 
 func newWorker(h *Host, no int) *worker {
@@ -137,6 +141,9 @@ func (w *worker) stop() {
 // the peers takes longer.
 func (w *worker) finish() {
 	w.h.m.passGroups.Observe(float64(len(w.items)))
+	if w.out.entries {
+		w.carryCommitNotices()
+	}
 	if w.batch != nil {
 		b, rec := w.batch, w.record
 		w.batch, w.record = nil, nil
