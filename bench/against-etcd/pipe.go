@@ -26,8 +26,8 @@ func pipeFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.DurationVar(&o.warmup, "warmup", time.Second, "unmeasured load before each turn")
 	set.DurationVar(&o.settle, "settle", 70*time.Second, "unmeasured load of 16 clients of each side at the beginning: by then Skein's placement has followed it")
 	set.StringVar(&o.workloads, "workloads", "put,get", "workloads of loadtest")
-	set.StringVar(&o.etcdClients, "etcd-clients", "64,256,1000", "numbers of clients of etcd's unary calls, on at most 100 connections")
-	set.StringVar(&o.pipeClients, "pipe-clients", "256,1000,2000,4000", "numbers of clients of Skein's pipe, on one connection to each node")
+	set.StringVar(&o.etcdClients, "etcd-clients", "32,64,128,256,1000", "numbers of clients of etcd's unary calls, on at most 100 connections")
+	set.StringVar(&o.pipeClients, "pipe-clients", "64,128,256,512,1000", "numbers of clients of Skein's pipe, on one connection to each node")
 	set.StringVar(&o.prefix, "prefix", "/registry/", "stands before each key")
 	set.DurationVar(&o.p99, "p99", 50*time.Millisecond, "a number of clients counts if the p99 of its turns is no longer, in the median")
 	return func(ctx context.Context, b *bench) error { return pipe(ctx, b, o) }
@@ -131,14 +131,15 @@ func (o *pipeOptions) write(workload string, kinds []pipeKind, turns map[string]
 	}
 	rate, p50, p99 := func(t rowTurn) float64 { return t.PerSecond }, func(t rowTurn) float64 { return t.P50Millis }, func(t rowTurn) float64 { return t.P99Millis }
 	servers, units := func(t rowTurn) float64 { return t.ServersMicros }, func(t rowTurn) float64 { return t.LoadMicros }
-	out := newTable(workload, "a second: all", "median", "p50, ms", "p99, ms", "servers' CPU each, µs: all", "median", "loadtest's, µs")
+	out := newTable(workload, "a second: all", "median", "p50, ms", "p99, ms", "servers' CPU each, µs: all", "median", "loadtest's, µs", "machine busy, %")
 	fastest := map[string]pipeKind{}
 	for _, k := range kinds {
 		if len(turns[k.String()]) == 0 {
 			continue
 		}
 		out.add(k.String(), strings.Join(numbers(of(k, rate)), " "), number(median(of(k, rate))), number(median(of(k, p50))), number(median(of(k, p99))),
-			strings.Join(numbers(of(k, servers)), " "), number(median(of(k, servers))), number(median(of(k, units))))
+			strings.Join(numbers(of(k, servers)), " "), number(median(of(k, servers))), number(median(of(k, units))),
+			number(median(of(k, func(t rowTurn) float64 { return 100 * t.MachineBusy }))))
 		best, known := fastest[k.side]
 		if median(of(k, p99)) <= float64(o.p99)/1e6 && (!known || median(of(k, rate)) > median(of(best, rate))) {
 			fastest[k.side] = k

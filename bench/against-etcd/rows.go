@@ -44,8 +44,15 @@ var rowSides = []string{etcdSide, "one range", "spread"}
 type rowTurn struct {
 	// PerSecond is the rate, P50Millis a latency.
 	PerSecond, P50Millis, P99Millis float64
-	// ServersMicros and LoadMicros are processor time of an operation.
+	// ServersMicros and LoadMicros are processor time of an operation, NodeMicros that of each server.
 	ServersMicros, LoadMicros float64
+	NodeMicros                []float64
+	// MachineBusy is the used part of the machine's processors, LoadShare what the load generator used of its own, 0 to 1.
+	MachineBusy, LoadShare float64
+	// Failed counts operations without success, those that were due and never sent with them.
+	Failed int64
+	// Warnings are loadtest's: the figures may be its own in place of the servers'.
+	Warnings []string `json:",omitempty"`
 }
 
 // rows measures the rates, latencies and processor time of few and many clients, by turns in a random order.
@@ -107,29 +114,30 @@ func rows(ctx context.Context, b *bench, o rowsOptions) error {
 
 // turn loads the cluster for so long, and waits until it is quiet again. With fill it puts each key before; that would count as
 // the servers' processor time of the turn's operations, so the turns that are measured go without.
-func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration, fill bool) (rowTurn, error) {
+func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration, fill bool, more ...string) (rowTurn, error) {
 	prefix := o.prefix
 	if c.name == rowSides[2] {
 		prefix = "" // keys in all ranges
 	}
-	return c.loaded(ctx, b, length, o.warmup, "--endpoints", c.all(c.clientURL, ""), "--workload", workload, "--clients", strconv.Itoa(clients),
+	return c.loaded(ctx, b, length, o.warmup, append(more, "--endpoints", c.all(c.clientURL, ""), "--workload", workload, "--clients", strconv.Itoa(clients),
 		"--conns", strconv.Itoa(min(clients, 100)), "--rate", strconv.FormatFloat(o.rate, 'f', -1, 64), "--key-prefix", prefix,
-		"--fill="+strconv.FormatBool(fill))
+		"--fill="+strconv.FormatBool(fill))...)
 }
 
 // loaded runs loadtest with these flags, and returns what it gave when the cluster is quiet again.
 func (c *cluster) loaded(ctx context.Context, b *bench, length, warmup time.Duration, flags ...string) (t rowTurn, err error) {
 	file := filepath.Join(b.dir, "turn.json")
-	before, err := c.cpu()
+	before, err := c.cpuEach()
 	if err != nil {
 		return t, err
 	}
 	args := append([]string{"run", "--duration", length.String(), "--warmup", warmup.String(), "--data-dir", c.dir, "--json", file}, flags...)
 	//nolint:gosec // the arguments are this program's own
-	if text, err := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), args...).CombinedOutput(); err != nil {
+	text, err := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), args...).CombinedOutput()
+	if err != nil {
 		return t, fmt.Errorf("%w\n%s", err, text)
 	}
-	after, err := c.cpu()
+	after, err := c.cpuEach()
 	if err != nil {
 		return t, err
 	}
@@ -142,16 +150,31 @@ func (c *cluster) loaded(ctx context.Context, b *bench, length, warmup time.Dura
 	if err != nil {
 		return t, err
 	}
-	t.PerSecond = r.Throughput
 	for _, l := range []*latencies{r.Put, r.Get} {
 		if l != nil {
 			t.P50Millis, t.P99Millis = l.P50/1e3, l.P99/1e3
 		}
 	}
 	// The warm-up's operations cost as much.
-	done := r.Throughput * (length + warmup).Seconds()
-	t.ServersMicros, t.LoadMicros = micros(after-before)/max(done, 1), r.CPU.Self
+	done := max(r.Throughput*(length+warmup).Seconds(), 1)
+	for i := range after {
+		t.NodeMicros = append(t.NodeMicros, micros(after[i]-before[i])/done)
+		t.ServersMicros += t.NodeMicros[i]
+	}
+	t.PerSecond, t.LoadMicros, t.Failed, t.Warnings = r.Throughput, r.CPU.Self, r.Failed, warnings(string(text))
+	t.MachineBusy = r.CPU.MachineBusy
+	t.LoadShare = r.CPU.SelfSeconds / max(r.Elapsed*float64(r.CPU.Processors), 0.001)
 	return t, nil
+}
+
+// warnings are those in what loadtest has printed.
+func warnings(text string) (all []string) {
+	for line := range strings.Lines(text) {
+		if _, why, found := strings.Cut(line, "WARNING: "); found {
+			all = append(all, strings.TrimSpace(why))
+		}
+	}
+	return all
 }
 
 // writeRow prints all turns of a row, and the ratios within the pairs.
@@ -167,6 +190,7 @@ func writeRow(name string, turns map[string][]rowTurn) {
 		{"p99, ms", func(t rowTurn) float64 { return t.P99Millis }},
 		{"servers' CPU each, µs", func(t rowTurn) float64 { return t.ServersMicros }},
 		{"the same in units of loadtest's", func(t rowTurn) float64 { return t.ServersMicros / max(t.LoadMicros, 0.001) }},
+		{"machine busy, %", func(t rowTurn) float64 { return 100 * t.MachineBusy }},
 	} {
 		var columns [][]float64
 		cells := []string{figure.name}

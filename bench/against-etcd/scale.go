@@ -20,6 +20,7 @@ type scaleOptions struct {
 	rate           float64
 	clients, turns int
 	turn, warmup   time.Duration
+	rest           time.Duration
 	evenWithin     time.Duration
 }
 
@@ -33,7 +34,8 @@ func scaleFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.IntVar(&o.turns, "turns", 5, "turns of each cluster")
 	set.DurationVar(&o.turn, "turn", 20*time.Second, "how long a turn measures")
 	set.DurationVar(&o.warmup, "warmup", 3*time.Second, "unmeasured load before each turn")
-	set.DurationVar(&o.evenWithin, "even-within", time.Minute, "how long is waited for placement to spread the leaders")
+	set.DurationVar(&o.rest, "rest", 20*time.Second, "how long the nodes of a load for each node are measured without it")
+	set.DurationVar(&o.evenWithin, "even-within", time.Minute, "how long is waited for placement to spread the leaders, and then for the last transfers")
 	return func(ctx context.Context, b *bench) error { return scale(ctx, b, o) }
 }
 
@@ -44,36 +46,54 @@ type scaleKind struct {
 	rate                   float64 // 0 is as fast as it answers
 }
 
+// A scaleRun is what one turn gave.
+type scaleRun struct {
+	Turn int
+	rowTurn
+	// Sequencer is the node that had the sequencer at the end, counted from 0. Batch is how many revisions a node
+	// got from it at a time, in the mean, 0 if it has moved.
+	Sequencer int
+	Batch     float64
+	// Leads and Replicas are the ranges of each node, RestMicros its processor time in a second before the load.
+	Leads, Replicas []int
+	RestMicros      []float64 `json:",omitempty"`
+	// Marks say why the figures may be those of another load, or of another cluster, than was meant.
+	Marks []string `json:",omitempty"`
+}
+
 // scale measures what a put costs the servers in larger clusters and with more ranges. Each turn has a new cluster and no
-// other beside it: idle ones of nine nodes would take much of a small machine.
+// other beside it: idle ones of nine nodes would take much of a small machine. A turn that fails ends no other one: the
+// measure takes long, and its tables are of the turns that there are.
 func scale(ctx context.Context, b *bench, o scaleOptions) error {
 	kinds, err := o.kinds()
 	if err != nil {
 		return fmt.Errorf("scale: %w", err)
 	}
-	runs := map[string][]rowTurn{}
+	runs := map[string][]scaleRun{}
+	var wrong []error
 	for turn := range o.turns {
 		order := slices.Clone(kinds)
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, k := range order {
-			t, failed := b.scaleTurn(ctx, o, k)
-			if err = failed; err != nil {
-				err = fmt.Errorf("%s, turn %d: %w", k.name, turn+1, err)
+			if ctx.Err() != nil {
 				break
 			}
-			runs[k.name] = append(runs[k.name], t)
-			progress("%-28s turn %d  %+v", k.name, turn+1, t)
-		}
-		if err != nil {
-			break
+			r, err := b.scaleTurn(ctx, o, k, turn+1)
+			if err != nil {
+				err = fmt.Errorf("%s, turn %d: %w", k.name, turn+1, err)
+				progress("%v", err)
+				wrong = append(wrong, err)
+				continue
+			}
+			runs[k.name] = append(runs[k.name], r)
+			progress("%-20s turn %d  %+v", k.name, turn+1, r)
 		}
 	}
 	if len(runs) > 0 {
-		writeScale("equal load for each node", kinds, runs, func(k scaleKind) bool { return k.rate > 0 })
-		writeScale("three nodes, as fast as they answer", kinds, runs, func(k scaleKind) bool { return k.rate == 0 })
-		err = errors.Join(err, b.save("scale.json", runs))
+		writeScale(os.Stdout, kinds, runs)
+		wrong = append(wrong, b.save("scale.json", runs))
 	}
-	return err
+	return errors.Join(append(wrong, ctx.Err())...)
 }
 
 // kinds are the clusters that the command line asks for.
@@ -83,8 +103,8 @@ func (o *scaleOptions) kinds() (all []scaleKind, err error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
-	if o.turns < 1 || o.ofNode < 1 || o.clients < 1 || o.rate <= 0 {
-		return nil, fmt.Errorf("%d turns, %d ranges for each node, %d clients, %v puts a second: more than none of each", o.turns, o.ofNode, o.clients, o.rate)
+	if o.turns < 1 || o.ofNode < 1 || o.clients < 1 || o.rate <= 0 || o.rest <= 0 {
+		return nil, fmt.Errorf("%d turns, %d ranges for each node, %d clients, %v puts a second, %v of rest: more than none of each", o.turns, o.ofNode, o.clients, o.rate, o.rest)
 	}
 	for _, n := range sizes {
 		if n < nodes || n > roomNodes {
@@ -116,29 +136,201 @@ func counts(text string) (all []int, err error) {
 	return all, nil
 }
 
-// scaleTurn starts a cluster, waits until each node leads its share, and loads it.
-func (b *bench) scaleTurn(ctx context.Context, o scaleOptions, k scaleKind) (t rowTurn, err error) {
+// scaleTurn starts a cluster, lays it out, and loads it.
+func (b *bench) scaleTurn(ctx context.Context, o scaleOptions, k scaleKind, turn int) (r scaleRun, err error) {
 	c := b.skein(append(slices.Clone(keepRanges), "--initial-ranges", strconv.Itoa(k.ranges))...)
 	c.size = k.nodes
+	// Each turn has a directory: that of an earlier one may have been kept.
+	c.dir = fmt.Sprintf("%s-%s-%d", c.dir, strings.NewReplacer(" ", "-", ",", "").Replace(k.name), turn)
 	err = b.with(ctx, []*cluster{c}, func() error {
-		if err := c.created(ctx, k.ranges); err != nil {
+		if err := c.laidForScale(ctx, o, k); err != nil {
 			return err
 		}
-		if err := c.evenLeaders(ctx, o.evenWithin); err != nil {
+		// The first turn puts each key once, and is not counted. A put without success is a mark of the turn, and not
+		// its end.
+		load, accept := rowsOptions{warmup: o.warmup, rate: k.rate}, "--max-failures=1000000000"
+		if _, err := c.turn(ctx, b, load, "put", k.clients, time.Second, true, accept); err != nil {
 			return err
 		}
-		// The first turn puts each key once, and is not counted.
-		load := rowsOptions{warmup: o.warmup, rate: k.rate}
-		if _, err := c.turn(ctx, b, load, "put", k.clients, time.Second, true); err != nil {
+		if k.rate > 0 {
+			if r.RestMicros, err = c.atRest(ctx, o.rest); err != nil {
+				return err
+			}
+		}
+		before, err := c.layout(ctx)
+		if err != nil {
 			return err
 		}
-		t, err = c.turn(ctx, b, load, "put", k.clients, o.turn, false)
-		if err == nil && k.rate > 0 && t.PerSecond < 0.95*k.rate {
-			err = fmt.Errorf("%.0f puts a second were made of %.0f: a lower --rate lets the machine follow", t.PerSecond, k.rate)
+		if r.rowTurn, err = c.turn(ctx, b, load, "put", k.clients, o.turn, false, accept); err != nil {
+			return err
 		}
+		after, err := c.layout(ctx)
+		r.Turn = turn
+		r.laidOut(k, before, after)
 		return err
 	})
-	return t, err
+	return r, err
+}
+
+// laidOut takes in how the cluster was laid out before and after the load.
+func (r *scaleRun) laidOut(k scaleKind, before, after layout) {
+	r.Leads, r.Replicas = before.holds(k.nodes)
+	r.Sequencer = after.sequencer
+	mark := func(wrong bool, format string, args ...any) {
+		if wrong {
+			r.Marks = append(r.Marks, fmt.Sprintf(format, args...))
+		}
+	}
+	moved := before.sequencer != after.sequencer
+	if batches := after.batches - before.batches; !moved && batches > 0 {
+		r.Batch = (after.revisions - before.revisions) / batches
+	}
+	mark(moved, "the sequencer went from %s to %s", nodeName(before.sequencer), nodeName(after.sequencer))
+	if n := before.otherLeaders(after); n > 0 {
+		mark(true, "%d ranges have another leader than before", n)
+	}
+	mark(r.Failed > 0, "%d puts failed, or were due and never sent", r.Failed)
+	mark(r.PerSecond < 0.95*k.rate, "%.0f puts a second were made of %.0f: a lower --rate lets the machine follow", r.PerSecond, k.rate)
+}
+
+// A layout is who leads what in a cluster.
+type layout struct {
+	ranges []rangeState
+	// sequencer is the node with the sequencer, counted from 0. It has allocated so many revisions since its start, in so many batches.
+	sequencer          int
+	revisions, batches float64
+}
+
+func (c *cluster) layout(ctx context.Context) (l layout, err error) {
+	if l.ranges, err = c.ranges(ctx); err != nil {
+		return l, err
+	}
+	var have []string
+	for i := range c.founders() {
+		p, err := c.metrics(ctx, i)
+		if err != nil {
+			return l, err
+		}
+		if p["skein_placement_ceiling_revision"] > 0 {
+			have = append(have, nodeName(i))
+			l.sequencer = i
+			l.revisions, l.batches = p["skein_placement_allocated_revisions_total"], p["skein_placement_allocation_batches_total"]
+		}
+	}
+	if len(have) != 1 {
+		return l, fmt.Errorf("of %d nodes %d have the sequencer: %v", c.founders(), len(have), have)
+	}
+	return l, nil
+}
+
+// holds returns how many ranges each node leads, and of how many it has a replica.
+func (l layout) holds(size int) (leads, replicas []int) {
+	leads, replicas = make([]int, size), make([]int, size)
+	for _, r := range l.ranges {
+		for n := range size {
+			if r.leads(n) {
+				leads[n]++
+			}
+			if slices.Contains(r.Replicas, nodeName(n)) {
+				replicas[n]++
+			}
+		}
+	}
+	return leads, replicas
+}
+
+// otherLeaders counts the ranges that another node leads in the later layout.
+func (l layout) otherLeaders(later layout) (n int) {
+	leaders := map[uint64]string{}
+	for _, r := range l.ranges {
+		leaders[r.ID] = r.Leader
+	}
+	for _, r := range later.ranges {
+		if leaders[r.ID] != r.Leader {
+			n++
+		}
+	}
+	return n
+}
+
+// A transfer has a node lead a range, counted from 0.
+type transfer struct {
+	of uint64
+	to int
+}
+
+// evening returns transfers that bring the nodes closer to as many leads each. There is none if a single one cannot.
+func (l layout) evening(size int) (all []transfer) {
+	leads, _ := l.holds(size)
+	for _, r := range l.ranges {
+		from, to := -1, -1
+		for n := range size {
+			if r.leads(n) {
+				from = n
+			}
+			if slices.Contains(r.Replicas, nodeName(n)) && (to < 0 || leads[n] < leads[to]) {
+				to = n
+			}
+		}
+		if from >= 0 && to >= 0 && leads[from] > leads[to]+1 {
+			leads[from]--
+			leads[to]++
+			all = append(all, transfer{r.ID, to})
+		}
+	}
+	return all
+}
+
+// laidForScale waits until each node leads its share, and has placement leave it so. Otherwise leads and sequencer would move
+// under the load: after 45 s of one that comes from one node, after 75 s of one that leaves the sequencer's node at ease.
+// The load for each node compares the sequencer's node with the others, so there all lead the same number.
+func (c *cluster) laidForScale(ctx context.Context, o scaleOptions, k scaleKind) error {
+	if err := c.created(ctx, k.ranges); err != nil {
+		return err
+	}
+	if err := c.evenLeaders(ctx, o.evenWithin); err != nil {
+		return err
+	}
+	if err := c.command(ctx, "placement", "pause"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.evenWithin)
+	defer cancel()
+	return waitUntil(ctx, time.Second, func() error {
+		l, err := c.layout(ctx)
+		if err != nil {
+			return err
+		}
+		var wrong []error
+		if k.rate > 0 {
+			for _, t := range l.evening(k.nodes) {
+				wrong = append(wrong, fmt.Errorf("range %d is to be led by %s", t.of, nodeName(t.to)),
+					c.command(ctx, "range", "transfer-leader", strconv.FormatUint(t.of, 10), "--to", nodeName(t.to)))
+			}
+		}
+		// With fewer ranges than nodes the sequencer goes where placement would bring it: to the first one's leader.
+		if leader := l.ranges[0].Leader; k.ranges < k.nodes && leader != nodeName(l.sequencer) {
+			wrong = append(wrong, fmt.Errorf("%s has the sequencer, and %s leads", nodeName(l.sequencer), leader),
+				c.command(ctx, "placement", "transfer-leader", "--to", leader))
+		}
+		return errors.Join(wrong...)
+	})
+}
+
+// atRest returns each node's processor time in a second, in µs.
+func (c *cluster) atRest(ctx context.Context, over time.Duration) (each []float64, err error) {
+	before, err := c.cpuEach()
+	if err != nil {
+		return nil, err
+	}
+	if err := sleep(ctx, over); err != nil {
+		return nil, err
+	}
+	after, err := c.cpuEach()
+	for i := range after {
+		each = append(each, micros(after[i]-before[i])/over.Seconds())
+	}
+	return each, err
 }
 
 // evenLeaders waits until no node leads more than twice as many ranges as another.
@@ -150,54 +342,10 @@ func (c *cluster) evenLeaders(ctx context.Context, within time.Duration) error {
 		if err != nil {
 			return err
 		}
-		if least, most := leads(list, c.founders()); len(list) >= c.founders() && most > 2*least {
+		leads, _ := layout{ranges: list}.holds(c.founders())
+		if least, most := slices.Min(leads), slices.Max(leads); len(list) >= c.founders() && most > 2*least {
 			return fmt.Errorf("of %d ranges a node leads %d and another %d", len(list), least, most)
 		}
 		return nil
 	})
-}
-
-// leads returns how many ranges a node leads at least and at most.
-func leads(list []rangeState, size int) (least, most int) {
-	by := make([]int, size)
-	for i := range list {
-		for n := range by {
-			if list[i].leads(n) {
-				by[n]++
-			}
-		}
-	}
-	return slices.Min(by), slices.Max(by)
-}
-
-// writeScale prints all turns of the kinds that are chosen, and the ratios to the first of them.
-func writeScale(caption string, kinds []scaleKind, runs map[string][]rowTurn, chosen func(scaleKind) bool) {
-	out := newTable(caption, "puts a second: all", "median", "p99, ms", "servers' CPU a put, µs: all", "median", "in units of loadtest's",
-		"CPU against the first, in those units", "puts against the first")
-	var first []rowTurn
-	for _, k := range kinds {
-		turns := runs[k.name]
-		if !chosen(k) || len(turns) == 0 {
-			continue
-		}
-		if first == nil {
-			first = turns
-		}
-		of := func(turns []rowTurn, f func(rowTurn) float64) (all []float64) {
-			for _, t := range turns {
-				all = append(all, f(t))
-			}
-			return all
-		}
-		puts := func(t rowTurn) float64 { return t.PerSecond }
-		cpu := func(t rowTurn) float64 { return t.ServersMicros }
-		unit := func(t rowTurn) float64 { return t.ServersMicros / max(t.LoadMicros, 0.001) }
-		out.add(k.name, figures(of(turns, puts), "%.0f"), number(median(of(turns, puts))),
-			number(median(of(turns, func(t rowTurn) float64 { return t.P99Millis }))),
-			figures(of(turns, cpu), "%.1f"), number(median(of(turns, cpu))), number(median(of(turns, unit))),
-			spread(of(turns, unit), of(first, unit)), spread(of(turns, puts), of(first, puts)))
-	}
-	if first != nil {
-		out.write(os.Stdout, caption)
-	}
 }

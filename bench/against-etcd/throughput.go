@@ -138,25 +138,39 @@ func (c *cluster) settleWithin(ctx context.Context, limit time.Duration) (time.D
 
 // cpu returns the processor time of all nodes since their start.
 func (c *cluster) cpu() (sum time.Duration, err error) {
-	for i := range c.founders() {
-		d, err := cpuTime(c.pid(i))
-		if err != nil {
-			return 0, err
-		}
+	each, err := c.cpuEach()
+	for _, d := range each {
 		sum += d
 	}
-	return sum, nil
+	return sum, err
+}
+
+// cpuEach returns the processor time of each node since its start.
+func (c *cluster) cpuEach() ([]time.Duration, error) {
+	each := make([]time.Duration, c.founders())
+	for i := range each {
+		var err error
+		if each[i], err = cpuTime(c.pid(i)); err != nil {
+			return nil, err
+		}
+	}
+	return each, nil
 }
 
 // report is the compared part of loadtest's report.
 type report struct {
 	Throughput float64    `json:"throughput_per_second"`
-	Failed     int64      `json:"failed"`
+	Elapsed    float64    `json:"elapsed_seconds"`
+	Failed     int64      `json:"failed"` // with those that were due and never sent
 	Put        *latencies `json:"put"`
 	Get        *latencies `json:"get"`
 	CPU        struct {
 		Self    float64 `json:"self_us_per_operation"`
 		Servers float64 `json:"servers_us_per_operation"`
+		// SelfSeconds is the load generator's time on so many Processors, MachineBusy the used part of the machine, 0 to 1.
+		SelfSeconds float64 `json:"self_seconds"`
+		Processors  int     `json:"processors"`
+		MachineBusy float64 `json:"machine_busy"`
 	} `json:"cpu"`
 }
 
