@@ -12,10 +12,17 @@ import (
 )
 
 // adviseOnPermission adds to an error for lack of permission whose the file is, or the closest directory
-// above it that can be seen, and as whom the process runs. The error itself names the file alone.
+// above it that can be seen, and as whom the process runs. The error itself names the file alone. To one of a read-only file system
+// it adds what may have made it so.
 func adviseOnPermission(err error) error {
 	var at *fs.PathError
-	if !errors.Is(err, fs.ErrPermission) || !errors.As(err, &at) {
+	switch {
+	case !errors.As(err, &at):
+		return err
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: this process may only read there: mount that file system writable, or, if systemd runs this process with ProtectSystem=, "+
+			"allow the directory by a line ReadWritePaths=%s under [Service] (systemctl edit skein)", err, filepath.Dir(filepath.Clean(at.Path)))
+	case !errors.Is(err, fs.ErrPermission):
 		return err
 	}
 	path := filepath.Clean(at.Path)

@@ -37,7 +37,17 @@ func TestAdviseOnPermission(t *testing.T) {
 	if want := fmt.Sprintf("make %s for that user", filepath.Join(dir, "deeper")); !strings.Contains(missing.Error(), want) {
 		t.Errorf("%q is not in: %v", want, missing)
 	}
-	other := &fs.PathError{Op: "open", Path: dir, Err: syscall.EROFS}
+	// As systemd has it of what ProtectSystem=strict protects. No owner is wrong there.
+	protected := adviseOnPermission(fmt.Errorf("wal: %w", &fs.PathError{Op: "mkdir", Path: "/mnt/log/wal", Err: syscall.EROFS}))
+	for _, says := range []string{"/mnt/log/wal: read-only file system", "ReadWritePaths=/mnt/log under [Service]", "systemctl edit skein"} {
+		if !strings.Contains(protected.Error(), says) {
+			t.Errorf("%q is not in: %v", says, protected)
+		}
+	}
+	if !errors.Is(protected, syscall.EROFS) || strings.Contains(protected.Error(), "chown") {
+		t.Error(protected)
+	}
+	other := &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOSPC}
 	if err := adviseOnPermission(other); err != other { //nolint:errorlint // it is to be the same one
 		t.Error(err)
 	}
