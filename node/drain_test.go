@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
@@ -396,6 +397,10 @@ func TestANodeIsRemoved(t *testing.T) {
 		}
 		last.core.Crash()
 		last.set(nil)
+		// With --join it is told before it opens its directory, and knows for sure too.
+		if _, err := r.joinerOf(last, r.nodes[0], last.disk).Find(r.t.Context()); !errors.Is(err, join.ErrRemoved) {
+			r.t.Errorf("with --join: %v", err)
+		}
 		last.disk = newMemDisk(simdisk.New())
 		c, err := Open(context.Background(), r.optionsOf(last))
 		if err == nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/embed"
 	"github.com/skeindb/skein/mirror/diff"
 )
 
@@ -25,6 +26,7 @@ const (
 	exitUsage   = 2
 	exitDiffers = 3 // of skein diff
 	exitNotYet  = 4 // of skein recover verify: nothing is wrong, and not all can be checked yet
+	exitRemoved = 5 // of a node that was removed from its cluster before this start; a supervisor need not start it again
 )
 
 func main() {
@@ -62,6 +64,8 @@ func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 		code = exitDiffers
 	case errors.As(err, new(notYet)):
 		code = exitNotYet
+	case errors.Is(err, embed.ErrRemoved):
+		code = exitRemoved
 	}
 	var r *adminapi.Refusal
 	switch {

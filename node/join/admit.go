@@ -102,6 +102,7 @@ func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []fsm.Node) (ke
 	return 0, &adminapi.Refusal{
 		Reason:   fmt.Sprintf("the data directory is that of node %s, which was removed from cluster %s and is never admitted again", q.GetNode(), q.GetCluster()),
 		NextStep: "empty the directory and let the node join anew",
+		Removed:  true,
 	}
 }
 

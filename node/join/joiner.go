@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
@@ -232,6 +233,9 @@ func (j *Joiner) join(ctx context.Context, who engine.Identity) (*answer, error)
 // a node with an identity it asks what has become of it.
 func (j *Joiner) ask(ctx context.Context, who engine.Identity) (*answer, error) {
 	a, err := j.Ask(ctx, request(j.Config.Name, types.URLs(j.Config.AdvertisePeerURLs).StringSlice(), who))
+	if r := (*adminapi.Refusal)(nil); errors.As(err, &r) && r.Removed {
+		return nil, fmt.Errorf("%w: %w", ErrRemoved, err)
+	}
 	if err != nil {
 		return nil, err
 	}
