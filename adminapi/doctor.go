@@ -56,7 +56,7 @@ func Healthy(all []Finding) bool {
 func Diagnose(s *adminpb.SurveyResponse, silent []EndpointError) []Finding {
 	var all []Finding
 	for _, check := range []func(*adminpb.SurveyResponse) []Finding{
-		checkQuorum, checkAlarms, checkCertificates, checkNodes, checkDisks, checkFsync, checkRanges, checkPlacement, checkNames, checkVersions,
+		checkQuorum, checkAlarms, checkCertificates, checkNodes, checkRestarts, checkDisks, checkFsync, checkRanges, checkPlacement, checkNames, checkVersions,
 		checkClocks, checkHolds, checkSecurity, checkZones, checkWatchers, checkHeat,
 	} {
 		all = append(all, check(s)...)
@@ -77,8 +77,8 @@ const startAgain = "start them again; if they are lost for good, see docs/RECOVE
 func checkQuorum(s *adminpb.SurveyResponse) (all []Finding) {
 	for _, o := range s.GetOutages() {
 		next := startAgain
-		if len(o.GetWaitsFor()) == 0 {
-			next = "skein range show says why; serializable reads are still answered, so save the data, or restore a backup"
+		if len(o.GetWaitsFor()) == 0 && len(o.GetIds()) > 0 {
+			next = fmt.Sprintf("skein range show %d", o.GetIds()[0]) + " says why; serializable reads are still answered, so save the data, or restore a backup"
 		}
 		all = append(all, Finding{
 			Critical, "quorum", "no quorum for " + outageText(o, s.GetRanges()) + ": " + waitText(s, o),
@@ -202,7 +202,7 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 			}
 			all = append(all, Finding{
 				Warning, "node", what,
-				deadNext(name, n.GetAtClientUrl()),
+				deadNext(name, n),
 			})
 			continue
 		case n.GetError() != "":
@@ -294,7 +294,10 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 	if r.GetFewer() > 0 {
 		next := "placement adds them by itself; skein placement operations shows how far it is"
 		if take := taking(s); int64(take) < r.GetFactor() {
-			next = fmt.Sprintf("%d of %d nodes take replicas: make room on the disks named, bring back or undrain the nodes named, or add nodes; or set another number with skein placement set-replication", take, len(s.GetNodes()))
+			next = fmt.Sprintf("%d of %d nodes take replicas: make room on the disks named, bring back or undrain the nodes named, or add nodes", take, len(s.GetNodes()))
+			if voters := votersOf(take); voters > 1 || len(s.GetNodes()) == 1 { // nobody is told to have no second copy
+				next += fmt.Sprintf("; or have fewer voters (skein placement set-replication %d)", voters)
+			}
 		}
 		severity := Warning
 		if len(s.GetNodes()) == 1 {
@@ -307,6 +310,16 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 		})
 	}
 	return all
+}
+
+// votersOf returns how many voters a range can have on so many nodes.
+func votersOf(nodes int) int {
+	for _, voters := range []int{7, 5, 3} {
+		if nodes >= voters {
+			return voters
+		}
+	}
+	return 1
 }
 
 // taking counts the nodes that serve and are not named as ones that get no replicas. A node of an older build names none.
@@ -408,17 +421,18 @@ func checkHolds(s *adminpb.SurveyResponse) (all []Finding) {
 // checkSecurity finds nodes that speak to other machines without certificates.
 func checkSecurity(s *adminpb.SurveyResponse) (all []Finding) {
 	var names []string
+	var first *adminpb.NodeSurvey
 	for _, n := range s.GetNodes() {
 		if slices.ContainsFunc(append(slices.Clone(n.GetNode().GetPeerUrls()), n.GetNode().GetClientUrls()...), openURL) {
-			names = append(names, n.GetNode().GetName())
+			names, first = append(names, n.GetNode().GetName()), cmp.Or(first, n)
 		}
 	}
-	if len(names) == 0 {
+	if first == nil {
 		return nil
 	}
 	return []Finding{{
 		Warning, "certificates", "others reach " + strings.Join(names, ", ") + " without TLS, by http:// URLs",
-		"make certificates with skein cert, and use https:// URLs and --certs-dir",
+		"make an authority (skein cert create-ca) and a certificate of each node, as by " + createCertificate(names[0], hostsOf(first)) + "; then use https:// URLs and --certs-dir",
 	}}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/prototext"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -162,30 +164,15 @@ func TestProbeOfDeadNodes(t *testing.T) {
 	}
 }
 
-// Each finding says what to do, so that a check cannot be forgotten half.
+// Each finding says what to do, so that a check cannot be forgotten half. TestNextStepsOfFindingsRun has it that its commands run.
 func TestFindingsSayWhatToDo(t *testing.T) {
-	s := &adminpb.SurveyResponse{
-		Asked: "n1", UnixMs: 1_800_000_000_000, Stale: true, Ranges: 9, Leaderless: 1, Missing: 1,
-		RequestsPerSecond: 1000, HottestRange: 7, HottestRequestsPerSecond: 1000,
-		Outages: []*adminpb.Outage{
-			{Placement: true, WaitsFor: []string{"n2"}},
-			{Ranges: 1, Ids: []uint64{4}, WaitsFor: []string{"n2", "n3"}, Quarantined: 1},
-			{Ranges: 2, Ids: []uint64{5, 6}, Quarantined: 2},
-			{Ranges: 1, Ids: []uint64{7}},
-		},
-		Alarms:      []*adminpb.Alarm{{Type: "NOSPACE", Node: "n1"}, {Type: "CORRUPT", Node: "n1"}, {Type: "type 9", Node: "n1"}, {Type: "NOSPACE", Node: "n2", Sticky: true}},
-		Replication: &adminpb.Replication{Factor: 3, Ranges: 9, Fewer: 2, Paused: true},
-		Holds:       []*adminpb.Hold{{Id: "b0", Kind: "backup", Owner: "x", MadeUnixMs: 1_700_000_000_000}},
-		Versions:    &adminpb.ClusterShowResponse{Version: 4, Next: 5, Held: true, Nodes: []*adminpb.NodeVersions{{Name: "n1", Build: "0.2.0"}, {Name: "n2", Build: "0.1.0"}}},
-		Nodes: []*adminpb.NodeSurvey{
-			{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true, Quarantined: 1, PeerUrls: []string{"http://10.0.0.1:2380"}}, DiskCapacity: 100, DiskUsed: 96, Unheard: []string{"n4"}, LaggingWatchers: 1, LaggingMs: 60_000},
-			{Node: &adminpb.Node{Name: "n1", State: "draining", Alive: true, Attributes: []*adminpb.Attribute{{Key: "zone", Value: "a"}}}, DiskCapacity: 100, DiskUsed: 86, ClockAheadMs: -900, FsyncP99Us: 40_000},
-			{Node: &adminpb.Node{Name: "n2", State: StateDead, SinceUnixMs: 1_799_999_000_000}, Error: "no route"},
-			{Node: &adminpb.Node{Name: "n3", State: "serving", Alive: true}, Error: "deadline exceeded"},
-			{Node: &adminpb.Node{Name: "n4", State: "serving", Alive: true}, Isolated: true, ClockAheadMs: 900},
-			{Node: &adminpb.Node{Name: "n5", State: "unstarted"}},
-			{Node: &adminpb.Node{Name: "n6", State: "draining"}},
-		},
+	b, err := os.ReadFile("testdata/troubles.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &adminpb.SurveyResponse{}
+	if err := protojson.Unmarshal(b, s); err != nil {
+		t.Fatal(err)
 	}
 	checks := map[string]bool{}
 	last := Critical
@@ -196,7 +183,7 @@ func TestFindingsSayWhatToDo(t *testing.T) {
 		}
 		last = f.Severity
 	}
-	for _, check := range strings.Fields("quorum alarm node fsync network quarantine disk ranges replicas placement names versions clock hold certificates zones endpoint watchers load") {
+	for _, check := range strings.Fields("quorum alarm node fsync network quarantine disk ranges replicas placement names versions clock hold certificates zones endpoint watchers load restarts") {
 		if !checks[check] {
 			t.Errorf("%s has found nothing", check)
 		}

@@ -3,7 +3,9 @@ package adminapi
 import (
 	"cmp"
 	"fmt"
+	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -17,6 +19,10 @@ const (
 	certificatePart    = 5
 	// LagNote is from when on it is told that watchers read history: one that begins in the past does so for a while.
 	LagNote = 10 * time.Second
+	// RestartsKept is for how long a restart counts. An upgrade takes one or two, restartsWarning of them are a node that does not
+	// stay up.
+	RestartsKept    = 30 * time.Minute
+	restartsWarning = 3
 	// hotRequests in a second, of one range that has hotPercent of all, make a hot range.
 	hotRequests, hotPercent = 500, 75
 )
@@ -39,7 +45,7 @@ func checkCertificates(s *adminpb.SurveyResponse) (all []Finding) {
 		}
 		name := n.GetNode().GetName()
 		left, life := time.Duration(n.GetCertificateLeftMs())*time.Millisecond, time.Duration(n.GetCertificateLifeMs())*time.Millisecond
-		next := fmt.Sprintf("make another one (skein cert create-node %s --overwrite) and put it in the place of the old one: the node takes it without a restart", name)
+		next := "make another one where the authority's directory certs is (" + RenewCertificate(name, hostsOf(n)) + "), and put it in the place of the old one: the node takes it without a restart"
 		switch {
 		case left <= 0:
 			all = append(all, Finding{
@@ -58,6 +64,34 @@ func checkCertificates(s *adminpb.SurveyResponse) (all []Finding) {
 	return all
 }
 
+// RenewCertificate is the command that makes a node another certificate for hosts, in the place of one that is there.
+func RenewCertificate(name string, hosts []string) string {
+	return createCertificate(name, hosts) + " --overwrite"
+}
+
+// createCertificate is the command that makes a node's certificate for hosts, in a directory of its own beside that of the authority.
+// Without hosts the command has HOST in their place.
+func createCertificate(name string, hosts []string) string {
+	if len(hosts) == 0 {
+		hosts = []string{"HOST"}
+	}
+	return fmt.Sprintf("skein cert create-node %s --host %s --certs-dir certs --out %s", name, strings.Join(hosts, " --host "), name)
+}
+
+// hostsOf returns the hosts of the node's certificate by its own word, or else those of its URLs. Clients may use further names, which
+// only the certificate has.
+func hostsOf(n *adminpb.NodeSurvey) (hosts []string) {
+	if own := n.GetCertificateHosts(); len(own) > 0 {
+		return own
+	}
+	for _, text := range append(slices.Clone(n.GetNode().GetClientUrls()), n.GetNode().GetPeerUrls()...) {
+		if u, err := url.Parse(text); err == nil && u.Hostname() != "" && !slices.Contains(hosts, u.Hostname()) {
+			hosts = append(hosts, u.Hostname())
+		}
+	}
+	return hosts
+}
+
 // checkWatchers finds nodes whose clients do not keep up with what they watch. It is no more than a note however long it lasts:
 // new watchers may lag each for a moment, and who lags for long harms itself alone.
 func checkWatchers(s *adminpb.SurveyResponse) (all []Finding) {
@@ -72,6 +106,21 @@ func checkWatchers(s *adminpb.SurveyResponse) (all []Finding) {
 		all = append(all, Finding{
 			Note, "watchers", what,
 			"skein debug watchers names them and what they watch: have these clients take their events sooner, or restart them",
+		})
+	}
+	return all
+}
+
+// checkRestarts finds nodes that start again and again. Each time they may be heard again before anybody calls them dead.
+func checkRestarts(s *adminpb.SurveyResponse) (all []Finding) {
+	for _, n := range s.GetNodes() {
+		if n.GetRestarts() < restartsWarning {
+			continue
+		}
+		name := n.GetNode().GetName()
+		all = append(all, Finding{
+			Warning, "restarts", fmt.Sprintf("%s starts again and again: at least %d times within %d minutes", name, n.GetRestarts(), int(RestartsKept.Minutes())),
+			"see the end of its log, and what its supervisor says of it (systemctl status skein); placement counts on it only once it stays up",
 		})
 	}
 	return all
@@ -152,10 +201,11 @@ func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
 func tellsTime(n *adminpb.NodeSurvey) bool { return n.GetNode().GetAlive() && n.GetError() == "" }
 
 // deadNext is what to do about a node that others do not hear, by what answers at its client URL.
-func deadNext(name string, at adminpb.AtClientURL) string {
-	switch at {
+func deadNext(name string, n *adminpb.NodeSurvey) string {
+	switch n.GetAtClientUrl() {
 	case adminpb.AtClientURL_BAD_CERTIFICATE:
-		return fmt.Sprintf("if an unknown authority has signed it, first see whether --cacert of this command is the authority's own; else make it another certificate (skein cert create-node %s --overwrite), and put it in the place of the old one; skein cert check says what is wrong with it", name)
+		return "if an unknown authority has signed it, first see whether --cacert of this command is the authority's own; else make it another certificate where the authority's directory certs is (" +
+			RenewCertificate(name, hostsOf(n)) + "), and put it in the place of the old one; skein cert check --certs-dir " + name + " says what is wrong with one"
 	case adminpb.AtClientURL_NODE_ANSWERS:
 		return "see its log, its certificates, and the network: the peer port needs UDP and TCP"
 	case adminpb.AtClientURL_ANOTHER_NODE_ANSWERS:

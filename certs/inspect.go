@@ -28,14 +28,19 @@ type Info struct {
 
 func serialText(cert *x509.Certificate) string { return fmt.Sprintf("%032x", cert.SerialNumber) }
 
+// hostsOf returns the names and addresses that a certificate holds for.
+func hostsOf(cert *x509.Certificate) []string {
+	all := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		all = append(all, ip.String())
+	}
+	return all
+}
+
 // info describes a certificate of the directory's authority. list may be nil.
 func (d *Dir) info(name string, cert *x509.Certificate, list *x509.RevocationList) Info {
 	i := Info{File: name, Kind: "client", Name: cert.Subject.CommonName, Serial: serialText(cert), Until: cert.NotAfter, State: "valid"}
-	if i.Hosts = slices.Clone(cert.DNSNames); len(cert.IPAddresses) > 0 {
-		for _, ip := range cert.IPAddresses {
-			i.Hosts = append(i.Hosts, ip.String())
-		}
-	}
+	i.Hosts = hostsOf(cert)
 	if role, err := roleOf(cert); err == nil && role != "" {
 		i.Kind, i.Name = "node", role
 	}
@@ -124,13 +129,13 @@ func (d *Dir) trusted() ([]*x509.Certificate, error) {
 	return certs, err
 }
 
-// Validity says from when to when the first certificate of a file, which is its owner's, is valid.
-func Validity(path string) (from, until time.Time, err error) {
+// Validity says from when to when, and for which hosts, the first certificate of a file, which is its owner's, is valid.
+func Validity(path string) (from, until time.Time, hosts []string, err error) {
 	all, err := readCerts(path)
 	if err != nil {
-		return from, until, err
+		return from, until, nil, err
 	}
-	return all[0].NotBefore, all[0].NotAfter, nil
+	return all[0].NotBefore, all[0].NotAfter, hostsOf(all[0]), nil
 }
 
 // soon is how long before its end Check says of a certificate that it ends.

@@ -152,6 +152,7 @@
 //	processors.go  how much processor time the process has used
 //	quorum.go      what the node tells of quorums and leaders
 //	trouble.go     what troubles the node, and since when
+//	restarts.go    how often other nodes have started again
 //	core.go        Core, Options, Stop, Crash
 //	access.go      the rights of users as this node knows them, and for how long they count
 //	version.go     the version in which the node writes

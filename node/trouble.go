@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/skeindb/skein/certs"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/wal"
 )
@@ -35,6 +37,8 @@ const (
 type troubles struct {
 	log   *zap.Logger
 	clock clock.Clock
+	// node is the name of this node.
+	node string
 	// certificates are the files of the node's own.
 	certificates []string
 	fsync        func() time.Duration
@@ -43,6 +47,8 @@ type troubles struct {
 	// lagging counts the watchers that read history, and watchers lists those furthest behind; it is nil without ports.
 	lagging  func() int
 	watchers func() func(most int) *adminpb.WatcherListResponse
+	// boots are those in which the other nodes of the node table were last heard.
+	boots func() map[keyspace.NodeID]keyspace.BootID
 	// starts and ends say when the certificate is valid that is worst off.
 	starts, ends prometheus.Gauge
 
@@ -52,9 +58,11 @@ type troubles struct {
 	fullWhy               string
 	lag                   operate.Lag
 	// named is when the watcher furthest behind was last looked for, 0 before.
-	named clock.Time
-	// cert ends at until; told is what the log has of it.
+	named    clock.Time
+	restarts restarts
+	// cert ends at until, and holds for hosts; told is what the log has of it.
 	cert, told  string
+	hosts       []string
 	until       time.Time
 	life        time.Duration
 	now         clock.Time // of a look, with the wall clock then
@@ -76,7 +84,7 @@ const (
 
 func newTroubles(c *Core) *troubles {
 	t := &troubles{
-		log: c.log, clock: c.o.Clock, certificates: c.o.Certificates, fsync: c.wal.FsyncP99, full: c.lacks, lagging: c.watches.Lagging,
+		log: c.log, clock: c.o.Clock, node: c.o.Name, certificates: c.o.Certificates, boots: c.boots, fsync: c.wal.FsyncP99, full: c.lacks, lagging: c.watches.Lagging,
 		watchers: func() func(int) *adminpb.WatcherListResponse {
 			if f := c.watchers.Load(); f != nil {
 				return *f
@@ -109,6 +117,21 @@ func (c *Core) lacks() string {
 	return ""
 }
 
+// boots returns in which boot this node has last heard each of the others, 0 for never.
+func (c *Core) boots() map[keyspace.NodeID]keyspace.BootID {
+	m, _ := c.client.WatchMap()
+	if m == nil {
+		return nil
+	}
+	all := map[keyspace.NodeID]keyspace.BootID{}
+	for id := range m.NodeRows() {
+		if id != c.o.Self {
+			all[id] = c.host.BootOf(id)
+		}
+	}
+	return all
+}
+
 // look is one look.
 func (t *troubles) look() {
 	t.note(t.fsync() >= adminapi.FsyncWarning, t.full(), t.lagging())
@@ -116,6 +139,7 @@ func (t *troubles) look() {
 }
 
 func (t *troubles) note(slow bool, full string, lagging int) {
+	boots := t.boots()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now, wall := t.clock.Now(), t.clock.Wall()
@@ -130,6 +154,7 @@ func (t *troubles) note(slow bool, full string, lagging int) {
 	if lagging == 0 {
 		t.lag = operate.Lag{}
 	}
+	t.restarts.see(boots, now)
 	t.readCertificates(wall)
 	t.tellCertificate(wall)
 }
@@ -185,13 +210,13 @@ func (t *troubles) readCertificates(wall time.Time) {
 	t.cert = ""
 	worst := certificateHolds
 	for _, path := range t.certificates {
-		from, until, err := certs.Validity(path)
+		from, until, hosts, err := certs.Validity(path)
 		if err != nil {
 			continue
 		}
 		is := stateOf(until.Sub(wall), until.Sub(from))
 		if t.cert == "" || is > worst || is == worst && until.Before(t.until) {
-			t.cert, t.until, t.life, worst = path, until, until.Sub(from), is
+			t.cert, t.until, t.life, t.hosts, worst = path, until, until.Sub(from), hosts, is
 		}
 	}
 	if t.cert != "" {
@@ -214,7 +239,8 @@ func (t *troubles) tellCertificate(wall time.Time) {
 		return
 	}
 	t.certificate, t.told = state, is
-	at := []zap.Field{zap.String("file", t.cert), zap.Time("end", t.until), zap.String("next", "put another one in its place (skein cert create-node --overwrite): it is taken without a restart")}
+	at := []zap.Field{zap.String("file", t.cert), zap.Time("end", t.until), zap.String("next", "make another one where the authority's directory certs is ("+adminapi.RenewCertificate(cmp.Or(t.node, "NAME"), t.hosts)+
+		"), and put it in the place of the old one: it is taken without a restart")}
 	switch state {
 	case certificateEnded:
 		t.log.Error("a certificate of this node has expired: clients and nodes do not connect to it any more", at...)
@@ -250,8 +276,9 @@ func (t *troubles) tell(r *operate.Report) {
 	}
 	r.FsyncSlow, r.Full, r.FullWhy, r.Lag = age(t.slow), age(t.fullSince), t.fullWhy, t.lag
 	r.Lag.For = age(t.lags)
+	r.Restarts = t.restarts.lately(now)
 	if t.cert != "" {
-		r.Certificate, r.CertificateLeft, r.CertificateLife = t.cert, t.until.Sub(t.clock.Wall()), t.life
+		r.Certificate, r.CertificateHosts, r.CertificateLeft, r.CertificateLife = t.cert, t.hosts, t.until.Sub(t.clock.Wall()), t.life
 	}
 	if ago := now.Sub(t.stepped); t.step != 0 && ago < clockStepKept {
 		r.ClockStep, r.ClockStepped = t.step, ago

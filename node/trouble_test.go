@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/certs"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/sim/simclock"
@@ -64,7 +65,7 @@ func TestDoctorNamesFaults(t *testing.T) {
 			begin, end       func()
 		}{
 			{
-				"an expired certificate", "n2/node.crt of n2 expired ", "skein cert create-node n2 --overwrite",
+				"an expired certificate", "n2/node.crt of n2 expired ", "skein cert create-node n2 --host localhost --certs-dir certs --out n2 --overwrite",
 				func() { admin(certificate(dir, time.Now().Add(10*time.Second))) }, func() { admin(certificate(dir, time.Now().AddDate(1, 0, 0))) },
 			},
 			{
@@ -98,6 +99,64 @@ func TestDoctorNamesFaults(t *testing.T) {
 			r.wait(2*time.Minute, "nothing is wrong after "+fault.name, func() bool { return !strings.Contains(one.doctor(r.t), fault.says) })
 		}
 	})
+}
+
+// A node that is back each time before it is missed is told by how often it has started. To start it twice is no finding.
+func TestDoctorNamesANodeThatStartsAgainAndAgain(t *testing.T) {
+	bubble(t, 3, nil, func(o *Options) { o.Name = fmt.Sprintf("n%d", o.Self) }, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		time.Sleep(10 * time.Second) // until each has been heard
+		for i := range 3 {
+			if said := r.nodes[0].doctor(r.t); strings.Contains(said, "again and again") {
+				r.t.Errorf("after %d restarts:\n%s", i, said)
+			}
+			r.crash(r.nodes[1])
+			r.start(r.nodes[1])
+			time.Sleep(10 * time.Second)
+		}
+		if said := r.nodes[0].doctor(r.t); !strings.Contains(said, "n2 starts again and again: at least 3 times within 30 minutes") {
+			r.t.Error(said)
+		}
+	})
+}
+
+// Restarts count for a while, and are forgotten with their node. A node that has just started does not know of those before.
+func TestRestarts(t *testing.T) {
+	var r restarts
+	now := clock.Time(time.Hour)
+	see := func(boots map[keyspace.NodeID]keyspace.BootID) string {
+		now = now.Add(time.Minute)
+		r.see(boots, now)
+		return fmt.Sprint(r.lately(now))
+	}
+	type boots = map[keyspace.NodeID]keyspace.BootID
+	for i, step := range []struct {
+		boots boots
+		want  string
+	}{
+		{nil, "map[]"},
+		{boots{2: 0, 3: 7}, "map[]"},
+		{boots{2: 5, 3: 7}, "map[]"},
+		{boots{2: 6, 3: 7}, "map[2:1]"},
+		{boots{2: 0, 3: 8}, "map[2:1 3:1]"},
+		{boots{2: 6, 3: 9}, "map[2:1 3:2]"},
+		{boots{3: 9}, "map[3:2]"},
+		{boots{2: 1, 3: 9}, "map[3:2]"},
+	} {
+		if got := see(step.boots); got != step.want {
+			t.Errorf("step %d: %s, want %s", i, got, step.want)
+		}
+	}
+	now = now.Add(adminapi.RestartsKept - 4*time.Minute)
+	if got := see(boots{3: 9}); got != "map[3:1]" {
+		t.Errorf("the first one is long ago: %s", got)
+	}
+	for i := range 3 * maxRestarts {
+		r.see(boots{3: keyspace.BootID(100 + i)}, now)
+	}
+	if n := len(r[3].at); n != maxRestarts {
+		t.Errorf("%d are kept", n)
+	}
 }
 
 // certificate makes one of n2 that ends then.
@@ -167,7 +226,7 @@ func TestTroubles(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
 		fsync, full, lags, walks, c := time.Millisecond, "", 0, 0, &stalling{Clock: simclock.New(0, 1)}
 		o := &troubles{
-			log: zap.New(core), clock: c, certificates: []string{filepath.Join(dir, "n2", "node.crt"), filepath.Join(dir, "none")},
+			log: zap.New(core), clock: c, node: "n2", boots: func() map[keyspace.NodeID]keyspace.BootID { return nil }, certificates: []string{filepath.Join(dir, "n2", "node.crt"), filepath.Join(dir, "none")},
 			fsync: func() time.Duration { return fsync }, full: func() string { return full }, lagging: func() int { return lags },
 			watchers: func() func(int) *adminpb.WatcherListResponse {
 				return func(int) *adminpb.WatcherListResponse {
@@ -228,6 +287,11 @@ func TestTroubles(t *testing.T) {
 		}
 		if r := looks(9); r.CertificateLeft >= 0 || logs.FilterMessageSnippet("has expired").Len() != 1 || logs.Len() != 2 {
 			t.Errorf("at its end: %+v, %v", r, logs.All())
+		}
+		for _, e := range logs.All() {
+			if next := fmt.Sprint(e.ContextMap()["next"]); !strings.Contains(next, "(skein cert create-node n2 --host localhost --certs-dir certs --out n2 --overwrite)") {
+				t.Errorf("%s: %s", e.Message, next)
+			}
 		}
 		if err := certificate(dir, c.Wall().Add(23*time.Hour)); err != nil {
 			t.Fatal(err)

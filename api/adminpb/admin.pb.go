@@ -344,7 +344,11 @@ type NodeSurvey struct {
 	ClockSteppedAgoMs int64 `protobuf:"varint,20,opt,name=clock_stepped_ago_ms,json=clockSteppedAgoMs,proto3" json:"clock_stepped_ago_ms,omitempty"`
 	// Of a node that the others do not hear: what answers at its client URL. A node leaves it unset: who asks at that URL sets it,
 	// and says more in error.
-	AtClientUrl   AtClientURL `protobuf:"varint,21,opt,name=at_client_url,json=atClientUrl,proto3,enum=skein.admin.v1.AtClientURL" json:"at_client_url,omitempty"`
+	AtClientUrl AtClientURL `protobuf:"varint,21,opt,name=at_client_url,json=atClientUrl,proto3,enum=skein.admin.v1.AtClientURL" json:"at_client_url,omitempty"`
+	// The hosts that the certificate above holds for; none if it names none, or the node does not say.
+	CertificateHosts []string `protobuf:"bytes,22,rep,name=certificate_hosts,json=certificateHosts,proto3" json:"certificate_hosts,omitempty"`
+	// How often others have heard it start again within the last half hour.
+	Restarts      int64 `protobuf:"varint,23,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -524,6 +528,20 @@ func (x *NodeSurvey) GetAtClientUrl() AtClientURL {
 		return x.AtClientUrl
 	}
 	return AtClientURL_NOT_ASKED
+}
+
+func (x *NodeSurvey) GetCertificateHosts() []string {
+	if x != nil {
+		return x.CertificateHosts
+	}
+	return nil
+}
+
+func (x *NodeSurvey) GetRestarts() int64 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
 }
 
 // Outage is what has no quorum because of the same nodes.
@@ -5563,7 +5581,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x13requests_per_second\x18\x0e \x01(\x01R\x11requestsPerSecond\x12#\n" +
 	"\rhottest_range\x18\x0f \x01(\x04R\fhottestRange\x12%\n" +
 	"\x0ehottest_leader\x18\x10 \x01(\tR\rhottestLeader\x12=\n" +
-	"\x1bhottest_requests_per_second\x18\x11 \x01(\x01R\x18hottestRequestsPerSecond\"\xa3\x06\n" +
+	"\x1bhottest_requests_per_second\x18\x11 \x01(\x01R\x18hottestRequestsPerSecond\"\xec\x06\n" +
 	"\n" +
 	"NodeSurvey\x12(\n" +
 	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\x12\x14\n" +
@@ -5589,7 +5607,9 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x11lagging_revisions\x18\x12 \x01(\x04R\x10laggingRevisions\x12\"\n" +
 	"\rclock_step_ms\x18\x13 \x01(\x03R\vclockStepMs\x12/\n" +
 	"\x14clock_stepped_ago_ms\x18\x14 \x01(\x03R\x11clockSteppedAgoMs\x12?\n" +
-	"\rat_client_url\x18\x15 \x01(\x0e2\x1b.skein.admin.v1.AtClientURLR\vatClientUrl\"\x8f\x01\n" +
+	"\rat_client_url\x18\x15 \x01(\x0e2\x1b.skein.admin.v1.AtClientURLR\vatClientUrl\x12+\n" +
+	"\x11certificate_hosts\x18\x16 \x03(\tR\x10certificateHosts\x12\x1a\n" +
+	"\brestarts\x18\x17 \x01(\x03R\brestarts\"\x8f\x01\n" +
 	"\x06Outage\x12\x1c\n" +
 	"\tplacement\x18\x01 \x01(\bR\tplacement\x12\x16\n" +
 	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x10\n" +

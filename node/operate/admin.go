@@ -197,12 +197,15 @@ type Report struct {
 	FullWhy         string
 	// Lag says which watchers do not keep up.
 	Lag Lag
-	// Certificate is the file of its certificate that is to be renewed first, "" without one; for how long it is still valid, and for how
-	// long in all.
+	// Certificate is the file of its certificate that is to be renewed first, "" without one; the hosts that it holds for; for how long it
+	// is still valid, and for how long in all.
 	Certificate                      string
+	CertificateHosts                 []string
 	CertificateLeft, CertificateLife time.Duration
 	// ClockStep is by how much its wall clock was last set forward, and ClockStepped how long ago; 0 if it was not lately.
 	ClockStep, ClockStepped time.Duration
+	// Restarts counts how often it has heard other nodes in another boot than before, within adminapi.RestartsKept.
+	Restarts map[keyspace.NodeID]int
 	// Wall is what its wall clock shows; 0 in the report of a build that does not say.
 	Wall fsm.UnixMillis
 }

@@ -68,8 +68,13 @@ func (v *clusterView) nodeSurvey(n *fsm.Node) *adminpb.NodeSurvey {
 		Node: v.listed(n), DiskCapacity: r.Capacity, DiskUsed: r.Used, Isolated: r.Isolated, ClockAheadMs: v.clockAhead[n.ID].Milliseconds(),
 		FsyncP99Us: r.FsyncP99.Microseconds(), FsyncSlowMs: r.FsyncSlow.Milliseconds(), FullMs: r.Full.Milliseconds(), FullWhy: r.FullWhy,
 		CertificateFile: r.Certificate, CertificateLeftMs: r.CertificateLeft.Milliseconds(), CertificateLifeMs: r.CertificateLife.Milliseconds(),
-		LaggingWatchers: int64(r.Lag.Watchers), LaggingMs: r.Lag.For.Milliseconds(), LaggingClient: r.Lag.Client, LaggingRevisions: r.Lag.Behind,
+		CertificateHosts: r.CertificateHosts,
+		LaggingWatchers:  int64(r.Lag.Watchers), LaggingMs: r.Lag.For.Milliseconds(), LaggingClient: r.Lag.Client, LaggingRevisions: r.Lag.Behind,
 		ClockStepMs: r.ClockStep.Milliseconds(), ClockSteppedAgoMs: r.ClockStepped.Milliseconds(),
+	}
+	// Nodes that have started later themselves, or were cut off, have heard fewer.
+	for _, other := range v.reports {
+		s.Restarts = max(s.Restarts, int64(other.Restarts[n.ID]))
 	}
 	// That a dead one does not answer is no news.
 	if err := v.unanswered[n.ID]; err != nil && !v.dead(n) {
