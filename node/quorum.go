@@ -1,12 +1,14 @@
 package node
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/shard"
 )
@@ -28,18 +30,52 @@ type watcher struct {
 	moves func() shard.Moves
 	// ranges has no label, and no value either until one is known.
 	ranges *prometheus.GaugeVec
-	// since is when the present outage was seen first; 0 without one. told says that the log has it.
+	// since is when the present outage was seen first; 0 without one. told is what the log has of it.
 	since clock.Time
-	told  bool
+	told  told
+	// grown says that the last look has seen what the log does not have.
+	grown bool
 	looks int
+}
+
+// told is what the log has of an outage. Each part is told once: a node at most as silent and as one with replicas in quarantine. So the
+// lines of an outage are bounded by its nodes.
+type told struct {
+	ranges, placement bool
+	silent, closed    map[keyspace.NodeID]bool
+}
+
+// any says whether the log has anything.
+func (t *told) any() bool { return t.ranges || t.placement }
+
+// lacks says whether an outage has something that is not told.
+func (t *told) lacks(o *operate.Outage) bool {
+	untold := func(has map[keyspace.NodeID]bool, all []operate.Silent) bool {
+		return slices.ContainsFunc(all, func(s operate.Silent) bool { return !has[s.ID] })
+	}
+	return o.Any() && (o.Placement && !t.placement || o.Ranges > 0 && !t.ranges || untold(t.silent, o.Silent) || untold(t.closed, o.Closed))
+}
+
+// add notes that an outage is told.
+func (t *told) add(o *operate.Outage) {
+	if t.silent == nil {
+		t.silent, t.closed = map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	}
+	t.ranges, t.placement = t.ranges || o.Ranges > 0, t.placement || o.Placement
+	for _, s := range o.Silent {
+		t.silent[s.ID] = true
+	}
+	for _, s := range o.Closed {
+		t.closed[s.ID] = true
+	}
 }
 
 // observe runs a watcher until the node stops.
 func (c *Core) observe() {
 	o := &watcher{
-		log: c.log, clock: c.o.Clock, begun: c.o.Clock.Now(), look: c.admin.Outage, moves: c.shards.TakeMoves,
+		log: c.log, clock: c.o.Clock, begun: c.o.Clock.Now(), look: func() operate.Outage { return c.admin.Outage(c.ctx) }, moves: c.shards.TakeMoves,
 		ranges: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "skein_ranges_without_quorum", Help: "Ranges of the cluster without a quorum, by the nodes that this one hears; absent in its first seconds.",
+			Name: "skein_ranges_without_quorum", Help: "Ranges of the cluster without a quorum, by the nodes that this one hears and replicas in quarantine; absent in its first seconds.",
 		}, nil),
 	}
 	if c.o.Registry != nil {
@@ -64,19 +100,24 @@ func (o *watcher) step() {
 		return
 	}
 	out := o.look()
+	lacks := o.told.lacks(&out)
+	if out.Unsure && !lacks {
+		return // what is missing from it may be there
+	}
 	o.ranges.WithLabelValues().Set(float64(out.Ranges))
+	grown := o.grown
+	o.grown = lacks
 	switch {
-	case out.Any() && o.since == 0:
-		o.since = now // the next look says whether it lasts
-	case out.Any() && !o.told:
-		o.told = true
-		o.log.Error("no quorum for "+out.What()+": "+out.Who(), zap.Int("ranges", out.Ranges), zap.Bool("placement", out.Placement),
-			zap.String("next", "start these nodes again; if they are lost for good, see docs/RECOVERY.md"))
 	case !out.Any():
-		if o.told {
+		if o.told.any() {
 			o.log.Info("all ranges and the placement group have a quorum again", zap.Duration("after", now.Sub(o.since)))
 		}
-		o.since, o.told = 0, false
+		o.since, o.told = 0, told{}
+	case o.since == 0:
+		o.since = now // the next look says whether it lasts
+	case lacks && grown:
+		o.told.add(&out)
+		o.log.Error("no quorum for "+out.What()+": "+out.Who(), zap.Int("ranges", out.Ranges), zap.Bool("placement", out.Placement), zap.String("next", out.Next()))
 	}
 }
 

@@ -68,6 +68,45 @@ func TestWatcher(t *testing.T) {
 		if got := testutil.ToFloat64(o.ranges); got != 0 {
 			t.Errorf("the metric says %v behind it", got)
 		}
+		// What an outage grows by is told once it has lasted for a look, and each node once.
+		two, three := operate.Silent{ID: 2, Name: "n2", Since: 1000}, operate.Silent{ID: 3, Name: "n3", Since: 2000}
+		out = operate.Outage{Ranges: 2, Silent: []operate.Silent{two}}
+		steps(10)
+		grown := operate.Outage{Ranges: 5, Placement: true, Silent: []operate.Silent{two, three}}
+		for range 20 { // it comes and goes
+			out = grown
+			steps(1)
+			out = operate.Outage{Ranges: 2, Silent: []operate.Silent{two}}
+			steps(1)
+		}
+		if got := lines(logs.TakeAll()); got != "[error no quorum for 2 ranges: n2 silent since 1970-01-01T00:00:01Z; ]" {
+			t.Error(got)
+		}
+		for range 20 {
+			out = grown
+			steps(2)
+			out = operate.Outage{Ranges: 2, Silent: []operate.Silent{two}}
+			steps(2)
+		}
+		if got := lines(logs.TakeAll()); got != "[error no quorum for 5 ranges and the placement group: n2, n3 silent since 1970-01-01T00:00:02Z; ]" {
+			t.Error(got)
+		}
+		out = operate.Outage{Ranges: 3, Silent: []operate.Silent{two}, Closed: []operate.Silent{{ID: 4, Name: "n4"}}}
+		steps(5)
+		if got := lines(logs.TakeAll()); got != "[error no quorum for 3 ranges: n2 silent since 1970-01-01T00:00:01Z; replicas in quarantine on n4; ]" {
+			t.Error(got)
+		}
+		// Nothing is over while a node that may know more does not answer.
+		out = operate.Outage{Unsure: true}
+		steps(10)
+		if got := testutil.ToFloat64(o.ranges); got != 3 || logs.Len() != 0 {
+			t.Errorf("unsure: %v, %v", got, logs.All())
+		}
+		out = operate.Outage{}
+		steps(10)
+		if got := lines(logs.TakeAll()); got != "[info all ranges and the placement group have a quorum again; ]" {
+			t.Error(got)
+		}
 		for range 100 {
 			moves.Gained.Count++
 			steps(1)

@@ -75,6 +75,9 @@
 //   - There is no quorum: lists are stale; changes are refused, and the refusal names the silent nodes that it is for. Once
 //     these have been silent for a while, nobody is asked any more.
 //
+//   - Replicas are in quarantine: they have no vote. A look for what has no quorum asks the nodes that have the alarm CORRUPT which
+//     ones. While one of these does not answer, nothing that was told counts as over.
+//
 //   - The range's leader is cut off and accepts a split or a transfer without being able to finish
 //     it: atLeader asks the other replicas for their leader. If that one confirms it, the first
 //     one is given up.
@@ -135,6 +138,8 @@
 //   - table.go: what placement says
 //
 //   - quorum.go: what has no quorum, and for whom it waits
+//
+//   - reports.go: what nodes say of themselves
 //
 //   - rows.go: nodes, ranges and operations as operators see them
 package operate

@@ -37,6 +37,8 @@ type fake struct {
 	looks map[keyspace.NodeID]keyspace.NodeID
 	// dead are the nodes that do not live.
 	dead map[keyspace.NodeID]bool
+	// mute are those that live and do not answer for what they say of themselves.
+	mute map[keyspace.NodeID]bool
 	// aside are those that live and that few others hear.
 	aside map[keyspace.NodeID]bool
 	// silentFor is how long the dead nodes are silent, 12 s by default; unheard says that they were never heard.
@@ -99,7 +101,7 @@ func (f *fake) Central(n keyspace.NodeID) bool { return !f.dead[n] }
 func (f *fake) Slow(context.Context, keyspace.NodeID) ([]stages.Slow, error) { return nil, nil }
 
 func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
-	if f.dead[n] {
+	if f.dead[n] || f.mute[n] {
 		return Report{}, kverror.Timeout
 	}
 	r := f.reports[n]

@@ -2,8 +2,10 @@ package operate
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -31,8 +33,11 @@ type Outage struct {
 	// Ranges counts the ranges, by this node's copy of the range map. Placement says that the placement group has none.
 	Ranges    int
 	Placement bool
-	// Silent are the nodes that these wait for, in the order of their names.
-	Silent []Silent
+	// Silent are the nodes that these wait for, and Closed those whose voters of these are in quarantine. Both are in the order of
+	// their names.
+	Silent, Closed []Silent
+	// Unsure says that a node with replicas in quarantine lives and has not answered: there may be more without a quorum.
+	Unsure bool
 }
 
 // Any says whether anything has no quorum.
@@ -53,8 +58,29 @@ func (o *Outage) What() string {
 	return ranges + " and " + fsm.GroupName(fsm.OwnGroup)
 }
 
-// Who names the silent nodes, and says since when they are silent.
-func (o *Outage) Who() string { return silentText(o.Silent) }
+// Who names the silent nodes, and says since when they are silent. It names those with replicas in quarantine too.
+func (o *Outage) Who() string {
+	text := silentText(o.Silent)
+	if len(o.Closed) == 0 {
+		return text
+	}
+	var names []string
+	for _, s := range o.Closed {
+		names = append(names, cmp.Or(s.Name, s.ID.String()))
+	}
+	if text != "" {
+		text += "; "
+	}
+	return text + "replicas in quarantine on " + strings.Join(names, ", ")
+}
+
+// Next says what to do.
+func (o *Outage) Next() string {
+	if len(o.Closed) == 0 {
+		return "start these nodes again; if they are lost for good, see docs/RECOVERY.md"
+	}
+	return "start the silent nodes again, if there are any; skein doctor says what waits for replicas in quarantine, and what to do"
+}
 
 func silentText(all []Silent) string {
 	var heard, unheard []string
@@ -96,17 +122,60 @@ func (a *Admin) silent(m *fsm.Map) map[keyspace.NodeID]Silent {
 	return all
 }
 
-// without returns the silent nodes whose votes a group lacks; none if it has a quorum.
-func without(d *keyspace.Descriptor, silent map[keyspace.NodeID]Silent) (lacks []Silent) {
-	if d.HasQuorum(func(r keyspace.Replica) bool { _, is := silent[r.Node]; return !is }) {
-		return nil
-	}
-	for _, r := range d.Replicas {
-		if s, is := silent[r.Node]; is && r.Role != keyspace.RoleLearner {
-			lacks = append(lacks, s)
+// closedReplica names a replica in quarantine.
+type closedReplica struct {
+	of      keyspace.RangeID
+	replica keyspace.ReplicaID
+}
+
+// closed returns the replicas in quarantine, by the word of their nodes. Only those that have the alarm CORRUPT in this node's copy of
+// the map are asked, which mostly is nobody. unsure says that one of them lives and has not answered.
+func (a *Admin) closed(ctx context.Context, m *fsm.Map) (all map[closedReplica]bool, unsure bool) {
+	var nodes []fsm.Node
+	if m.Alarms != nil {
+		for _, alarm := range m.Alarms.All {
+			if n, ok := m.Node(alarm.Member); ok && alarm.Type == fsm.AlarmCorrupt && a.o.Peers.Alive(n.ID) {
+				nodes = append(nodes, n)
+			}
 		}
 	}
-	return sorted(lacks)
+	if len(nodes) == 0 {
+		return nil, false
+	}
+	reports := a.livingReports(ctx, nodes)
+	all = map[closedReplica]bool{}
+	for _, r := range reports {
+		for _, q := range r.Quarantined {
+			all[closedReplica{q.Range, q.Replica}] = true
+		}
+	}
+	return all, len(reports) < len(nodes)
+}
+
+// lack is what cannot vote as far as this node knows.
+type lack struct {
+	silent map[keyspace.NodeID]Silent
+	closed map[closedReplica]bool
+}
+
+// of returns the voters that a group lacks, none if it has a quorum: the nodes that are silent, and the nodes of replicas in
+// quarantine.
+func (l *lack) of(d *keyspace.Descriptor) (silent []Silent, closed []keyspace.NodeID) {
+	shut := func(r keyspace.Replica) bool { return l.closed[closedReplica{d.Range, r.ID}] }
+	if d.HasQuorum(func(r keyspace.Replica) bool { _, is := l.silent[r.Node]; return !is && !shut(r) }) {
+		return nil, nil
+	}
+	for _, r := range d.Replicas {
+		s, is := l.silent[r.Node]
+		switch {
+		case r.Role == keyspace.RoleLearner:
+		case is:
+			silent = append(silent, s)
+		case shut(r):
+			closed = append(closed, r.Node)
+		}
+	}
+	return sorted(silent), closed
 }
 
 func sorted(all []Silent) []Silent {
@@ -114,23 +183,29 @@ func sorted(all []Silent) []Silent {
 	return all
 }
 
-// Outage says what has no quorum by what this node hears. It asks nobody, and looks at ranges only while a node is silent.
-func (a *Admin) Outage() (o Outage) {
+// Outage says what has no quorum by what this node hears. It asks nobody but nodes with replicas in quarantine, and looks at ranges
+// only while there are such, or a node is silent.
+func (a *Admin) Outage(ctx context.Context) (o Outage) {
 	m, _ := a.o.Placement.WatchMap()
 	if m == nil {
 		return o
 	}
-	silent := a.silent(m)
-	if len(silent) == 0 {
+	l := lack{silent: a.silent(m)}
+	l.closed, o.Unsure = a.closed(ctx, m)
+	if len(l.silent)+len(l.closed) == 0 {
 		return o
 	}
-	waited := map[keyspace.NodeID]Silent{}
+	silent, closed := map[keyspace.NodeID]Silent{}, map[keyspace.NodeID]Silent{}
 	lacks := func(d *keyspace.Descriptor) bool {
-		who := without(d, silent)
+		who, shut := l.of(d)
 		for _, s := range who {
-			waited[s.ID] = s
+			silent[s.ID] = s
 		}
-		return len(who) > 0
+		for _, id := range shut {
+			n, _ := m.Node(id)
+			closed[id] = Silent{ID: id, Name: n.Name}
+		}
+		return len(who)+len(shut) > 0
 	}
 	if own, ok := m.Of(fsm.OwnGroup); ok {
 		o.Placement = lacks(&own)
@@ -141,10 +216,7 @@ func (a *Admin) Outage() (o Outage) {
 		}
 		return true
 	})
-	for _, s := range waited {
-		o.Silent = append(o.Silent, s)
-	}
-	sorted(o.Silent)
+	o.Silent, o.Closed = sorted(slices.Collect(maps.Values(silent))), sorted(slices.Collect(maps.Values(closed)))
 	return o
 }
 
@@ -165,7 +237,7 @@ func (a *Admin) noQuorum(id keyspace.RangeID, silentFor time.Duration) *adminapi
 			delete(silent, n)
 		}
 	}
-	lacks := without(&d, silent)
+	lacks, _ := (&lack{silent: silent}).of(&d)
 	if len(lacks) == 0 {
 		return nil
 	}

@@ -31,25 +31,83 @@ func (f *fake) withMap() *fake {
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(3).withMap()
-		if o := f.admin().Outage(); o.Any() {
+		if o := f.admin().Outage(t.Context()); o.Any() {
 			t.Errorf("all live: %+v", o)
 		}
 		f.dead[2] = true
-		if o := f.admin().Outage(); o.Any() {
+		if o := f.admin().Outage(t.Context()); o.Any() {
 			t.Errorf("one of three is silent: %+v", o)
 		}
 		f.dead[3] = true
-		o := f.admin().Outage()
+		o := f.admin().Outage(t.Context())
 		since := time.Now().Add(-12 * time.Second).UTC().Format(time.RFC3339)
 		if got, want := o.What()+": "+o.Who(), "one range and the placement group: n2, n3 silent since "+since; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 		f.unheard = true
-		o = f.admin().Outage()
+		o = f.admin().Outage(t.Context())
 		if got, want := o.Who(), "n2, n3 not heard since this node has started"; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	})
+}
+
+// Replicas in quarantine have no vote. Which there are is asked of the nodes that have the alarm for it, and of no others.
+func TestOutageByQuarantine(t *testing.T) {
+	f := newFake(3).withMap()
+	alarms := &fsm.Alarms{}
+	for _, n := range []keyspace.NodeID{2, 3} {
+		alarms.All = append(alarms.All, fsm.Alarm{AlarmID: fsm.AlarmID{Type: fsm.AlarmCorrupt, Member: n}})
+	}
+	bad := func(m keyspace.ReplicaID) []Quarantined { return []Quarantined{{Range: 1, Replica: m}} }
+	f.quarantined = map[keyspace.NodeID][]Quarantined{2: bad(2), 3: bad(3)}
+	for _, tc := range []struct {
+		what       string
+		alarms     *fsm.Alarms
+		dead, mute keyspace.NodeID
+		want       string
+		unsure     bool
+	}{
+		{"nobody is asked", nil, 0, 0, "", false},
+		{"one of three", &fsm.Alarms{All: alarms.All[:1]}, 0, 0, "", false},
+		{"one, and a silent node", &fsm.Alarms{All: alarms.All[:1]}, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n2", false},
+		{"two of three", alarms, 0, 0, "one range: replicas in quarantine on n2, n3", false},
+		{"one does not answer", alarms, 0, 3, "", true},
+		{"one is dead", alarms, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n2", false},
+		{"another alarm", &fsm.Alarms{All: []fsm.Alarm{{AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 2}}, {AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 3}}}}, 0, 0, "", false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f.known.Alarms, f.dead, f.mute = tc.alarms, map[keyspace.NodeID]bool{tc.dead: true}, map[keyspace.NodeID]bool{tc.mute: true}
+			o := f.admin().Outage(t.Context())
+			want, got := tc.want, ""
+			if strings.Contains(want, "%s") {
+				want = fmt.Sprintf(want, time.Now().Add(-12*time.Second).UTC().Format(time.RFC3339))
+			}
+			if o.Any() {
+				got = o.What() + ": " + o.Who()
+			}
+			if got != want || o.Unsure != tc.unsure || o.Any() && !strings.Contains(o.Next(), "skein doctor") {
+				t.Errorf("%s: %q, want %q; %+v", tc.what, got, want, o)
+			}
+		})
+	}
+}
+
+// How often a node has started again is what whoever has heard most of it says.
+func TestSurveyCountsRestarts(t *testing.T) {
+	f := newFake(3).withMap()
+	f.reports = map[keyspace.NodeID]Report{1: {Restarts: map[keyspace.NodeID]int{3: 2}}, 2: {Restarts: map[keyspace.NodeID]int{3: 5, 1: 1}}}
+	s, err := f.admin().Survey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []int64
+	for _, n := range s.GetNodes() {
+		got = append(got, n.GetRestarts())
+	}
+	if fmt.Sprint(got) != "[1 0 5]" {
+		t.Error(got)
+	}
 }
 
 // A command that needs a quorum is refused at once where nodes are silent for long, and else when it has failed. It names them

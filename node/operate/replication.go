@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/skeindb/skein/adminapi"
@@ -112,28 +111,6 @@ func (a *Admin) replication(ctx context.Context, nodes []fsm.Node, stale bool) *
 	}
 	out.Declining = declining(nodes, reports, a.o.Peers.Reached)
 	return out
-}
-
-// livingReports returns what the nodes that live say of themselves, as far as they answer.
-func (a *Admin) livingReports(ctx context.Context, nodes []fsm.Node) map[keyspace.NodeID]Report {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	all := map[keyspace.NodeID]Report{}
-	for i := range nodes {
-		id := nodes[i].ID
-		if !a.o.Peers.Alive(id) {
-			continue
-		}
-		wg.Go(func() {
-			if r, err := a.report(ctx, id); err == nil {
-				mu.Lock()
-				defer mu.Unlock()
-				all[id] = r
-			}
-		})
-	}
-	wg.Wait()
-	return all
 }
 
 // progress says how many ranges have not as many voters as they are to have, or not all alive.

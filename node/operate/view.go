@@ -515,12 +515,6 @@ func (v *clusterView) holds(n keyspace.NodeID) int64 {
 	return 0
 }
 
-func (a *Admin) report(ctx context.Context, node keyspace.NodeID) (Report, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	return a.o.Peers.Report(ctx, node)
-}
-
 // askTimeout bounds what one node may take to answer for a list, where it is not known to live
 // (askFor). The list then shows it as unreachable.
 const askTimeout = 2 * time.Second
