@@ -15,8 +15,8 @@ import (
 )
 
 // countingCodec is gRPC's codec. Like etcd's metrics it counts the bytes of messages without their
-// frames. It also counts the bytes of large answers until they are sent, and takes streamed keys
-// and events that are encoded already.
+// frames. It also counts the bytes of large answers until they are sent, takes streamed keys
+// and events that are encoded already, and leaves some messages to others to decode.
 type countingCodec struct {
 	encoding.CodecV2
 	sent, received prometheus.Counter
@@ -29,6 +29,10 @@ func newCountingCodec(m *Metrics, answers *budget.Bytes) countingCodec {
 
 // Encoded is a message that is encoded already, which gRPC frees when it is sent.
 type Encoded interface{ Encoded() mem.BufferSlice }
+
+// Received is a message that takes its bytes, and is decoded by whom it is for. The bytes are gRPC's once Received has returned, unless it
+// has taken a reference to them.
+type Received interface{ Received(b mem.BufferSlice) }
 
 // Marshal implements encoding.CodecV2.
 func (c countingCodec) Marshal(v any) (b mem.BufferSlice, err error) {
@@ -59,6 +63,10 @@ func (c countingCodec) encode(v any) (mem.BufferSlice, error) {
 // Unmarshal implements encoding.CodecV2.
 func (c countingCodec) Unmarshal(b mem.BufferSlice, v any) error {
 	c.received.Add(float64(b.Len()))
+	if m, ok := v.(Received); ok {
+		m.Received(b)
+		return nil
+	}
 	return c.CodecV2.Unmarshal(b, v)
 }
 

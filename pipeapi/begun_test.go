@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/api/pipepb"
 )
@@ -185,7 +186,7 @@ func TestBegunNeedRoom(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
 		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
 		defer p.end()
-		ops, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, "here/k"), put(2, "here/k"), put(3, "here/k")}})
+		ops, err := p.admitted(put(1, "here/k"), put(2, "here/k"), put(3, "here/k"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +236,7 @@ func TestBegunWhileItIsCancelled(t *testing.T) {
 		defer p.end()
 		release := r.ops.hold("here/slow")
 		defer release()
-		ops, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, "here/slow")}})
+		ops, err := p.admitted(put(1, "here/slow"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,10 +259,13 @@ func BenchmarkBegun(b *testing.B) {
 			defer r.stop()
 			p := newPipe(r.Service, &fakeStream{ctx: b.Context()})
 			defer p.end()
-			frame := &pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, key)}}
+			frame, err := proto.Marshal(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, key)}})
+			if err != nil {
+				b.Fatal(err)
+			}
 			b.ReportAllocs()
 			for b.Loop() {
-				ops, err := p.admit(frame)
+				ops, err := p.receivedBytes(frame)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -21,8 +20,13 @@ type operation struct {
 	p    *pipe
 	tag  uint64
 	size uint64
-	// request is etcd's, or nil for one that this node does not know.
+	// request is etcd's. It is nil for one that is refused for its refusal, and once the operation is answered.
 	request any
+	refusal error
+	// parts is the room that it has of Options.PartBytes.
+	parts int64
+	// timeoutMs is the client's, 0 for none.
+	timeoutMs uint32
 	// field is that of the answer.
 	field  protowire.Number
 	growth growth
@@ -87,9 +91,9 @@ func compareAndPut(c *pipepb.CompareAndPut) *pb.TxnRequest {
 }
 
 // contextOf returns the context of an operation, which ends with the pipe's.
-func contextOf(ctx context.Context, op *pipepb.Operation) (context.Context, context.CancelFunc) {
-	if ms := op.GetTimeoutMs(); ms > 0 {
-		return context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
+func contextOf(ctx context.Context, timeoutMs uint32) (context.Context, context.CancelFunc) {
+	if timeoutMs > 0 {
+		return context.WithTimeout(ctx, time.Duration(timeoutMs)*time.Millisecond)
 	}
 	return context.WithCancel(ctx)
 }
@@ -123,7 +127,7 @@ func (o *operation) begin() {
 
 func (o *operation) beginHere() bool {
 	p := o.p
-	if o.request == nil || o.growth != small || o.hasty {
+	if o.refusal != nil || o.growth != small || o.hasty {
 		return false
 	}
 	p.mu.Lock()
@@ -205,10 +209,8 @@ func (p *pipe) look() {
 // do serves the operation.
 func (o *operation) do() {
 	a := answer{tag: o.tag, field: o.field}
-	var err error
-	if o.request == nil {
-		err = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
-	} else {
+	err := o.refusal
+	if err == nil {
 		if o.finish != nil {
 			a.body, err = o.finish()
 		} else {

@@ -6,13 +6,13 @@ import (
 	"io"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/clock"
@@ -27,6 +27,8 @@ type pipe struct {
 	cancel context.CancelFunc
 	// wake has the writer look: at new answers, or at the end of the reader.
 	wake chan struct{}
+	// parts is the room that operations have of Options.PartBytes.
+	parts atomic.Int64
 	// running counts the operations that workers do. It grows under mu, while over is false.
 	running sync.WaitGroup
 
@@ -64,60 +66,53 @@ func newPipe(s *Service, stream grpc.ServerStream) *pipe {
 // readFrames begins what comes.
 func (p *pipe) readFrames() error {
 	for {
-		f := new(pipepb.ClientFrame)
+		f := new(clientFrame)
 		if err := p.stream.RecvMsg(f); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		p.s.o.Metrics.Operations.Observe(float64(len(f.GetOperations())))
-		begun, err := p.admit(f)
+		begun, cancels, err := p.receive(f)
 		if err != nil {
 			return err
 		}
 		for _, o := range begun {
 			o.begin()
 		}
-		p.cancelAll(f.GetCancels())
+		p.cancelAll(cancels)
 		p.mu.Lock()
 		p.await(p.ctx, p.hasRoom)
 		p.mu.Unlock()
 	}
 }
 
-// admit takes the operations of a frame into the window: all of them, or none.
-func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
-	begun := make([]*operation, 0, len(f.GetOperations()))
+// admit takes operations into the window: all of them, or none.
+func (p *pipe) admit(ops []*operation) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped || p.over {
-		return nil, rpctypes.ErrGRPCStopped
+		return rpctypes.ErrGRPCStopped
 	}
 	bytes := p.bytes
-	for _, op := range f.GetOperations() {
-		tag, size := op.GetTag(), uint64(proto.Size(op))
-		bytes += size
-		if err := p.fits(tag, bytes); err != nil {
-			for _, o := range begun { // no worker does them, so nothing else takes them out
+	for i, o := range ops {
+		bytes += o.size
+		if err := p.fits(o.tag, bytes); err != nil {
+			for _, o := range ops[:i] { // no worker does them, so nothing else takes them out
 				o.cancel()
 				delete(p.under, o.tag)
 			}
-			return nil, err
+			return err
 		}
-		o := &operation{p: p, tag: tag, size: size}
-		o.request, o.field = requestOf(op)
-		o.growth, o.locate = growthOf(o.request), op.GetLocate()
-		o.ctx, o.cancel = contextOf(p.ctx, op)
-		o.looks, o.hasty = p.looks, op.GetTimeoutMs() > 0 && op.GetTimeoutMs() < uint32(2*patience/time.Millisecond)
-		p.under[tag] = o
-		begun = append(begun, o)
+		o.ctx, o.cancel = contextOf(p.ctx, o.timeoutMs)
+		o.looks, o.hasty = p.looks, o.timeoutMs > 0 && o.timeoutMs < uint32(2*patience/time.Millisecond)
+		p.under[o.tag] = o
 	}
 	p.bytes = bytes
-	p.running.Add(len(begun))
-	if len(begun) > 0 {
+	p.running.Add(len(ops))
+	if len(ops) > 0 {
 		p.watch()
 	}
-	return begun, nil
+	return nil
 }
 
 // fits returns an error if one more operation does not fit into the window, which then has so many bytes. mu is held.
@@ -184,6 +179,8 @@ func (p *pipe) answer(a answer) {
 
 // release gives back what an operation has of the pipe beside its answer. mu is held.
 func (p *pipe) release(o *operation) {
+	o.request = nil // it may be large, and the client may not take the answer
+	p.giveBack(o)
 	if o.reserved == 0 && !o.counted {
 		return
 	}

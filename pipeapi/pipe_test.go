@@ -348,18 +348,32 @@ func TestClosing(t *testing.T) {
 	})
 }
 
-// TestTenThousandPipes: above the bound pipes are refused with an error that says so, and those that are open are served.
-func TestTenThousandPipes(t *testing.T) {
-	r := newRig(t, func(o *Options) { o.MaxPipes = 10 })
+// from returns the context of a connection.
+func from(address net.Addr) context.Context {
+	return peer.NewContext(context.Background(), &peer.Peer{Addr: address})
+}
+
+// TestPipesOfTheNode: above the bounds pipes are refused with an error that says so, and those that are open are served. Who opens pipe
+// after pipe leaves as many to others as it has.
+func TestPipesOfTheNode(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.MaxPipes = 15 })
 	defer r.stop()
-	var open []*fakeStream
-	for range 10 {
-		open = append(open, r.pipe())
+	client := func(last byte, port int) context.Context {
+		return from(&net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: port})
 	}
-	for range 10000 {
-		s := r.pipe()
-		if err := <-s.ended; status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "10 open pipes") {
-			t.Fatal(err)
+	var open []*fakeStream
+	for i, most := range []int{8, 4, 2, 1} { // each half of what is free
+		for port := range most {
+			open = append(open, r.pipeIn(client(byte(i), port)))
+		}
+		want := "clients of this address have"
+		if len(open) == 15 {
+			want = "15 open pipes"
+		}
+		for port := range 20 {
+			if err := <-r.pipeIn(client(byte(i), port)).ended; status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), want) {
+				t.Fatal(err)
+			}
 		}
 	}
 	for _, s := range open {
@@ -376,11 +390,8 @@ func TestTenThousandPipes(t *testing.T) {
 
 // TestPipesOfAConnection: a connection has its own bound, and what it takes leaves room for others.
 func TestPipesOfAConnection(t *testing.T) {
-	r := newRig(t, func(o *Options) { o.MaxPipes, o.MaxPipesOfConnection = 10, 3 })
+	r := newRig(t, func(o *Options) { o.MaxPipes, o.MaxPipesOfConnection = 12, 3 })
 	defer r.stop()
-	from := func(address net.Addr) context.Context {
-		return peer.NewContext(context.Background(), &peer.Peer{Addr: address})
-	}
 	greedy, other := from(&net.TCPAddr{IP: net.IPv6loopback, Port: 1}), from(&net.TCPAddr{IP: net.IPv6loopback, Port: 2})
 	var open []*fakeStream
 	for range 3 {
@@ -405,8 +416,8 @@ func TestPipesOfAConnection(t *testing.T) {
 	if s := r.pipeIn(greedy); s.close() != nil {
 		t.Error("there is room, and a pipe is refused")
 	}
-	if len(r.connections) != 0 {
-		t.Errorf("without pipes there are connections: %v", r.connections)
+	if len(r.connections)+len(r.clients)+r.open != 0 {
+		t.Errorf("without pipes there are %d, of the connections %v and the clients %v", r.open, r.connections, r.clients)
 	}
 }
 
@@ -416,7 +427,7 @@ func TestWaitsForTheClient(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
 		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
 		defer p.end()
-		begun, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{get(1, "k"), get(2, "k"), get(3, "k")}})
+		begun, err := p.admitted(get(1, "k"), get(2, "k"), get(3, "k"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -448,7 +459,7 @@ func TestRefusedFrame(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
 		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
 		defer p.end()
-		if _, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, "k"), put(2, "k"), put(1, "k")}}); status.Code(err) != codes.InvalidArgument {
+		if _, err := p.admitted(put(1, "k"), put(2, "k"), put(1, "k")); status.Code(err) != codes.InvalidArgument {
 			t.Error(err)
 		}
 		if len(p.under) != 0 || p.bytes != 0 {

@@ -220,7 +220,8 @@ func (s *fakeStream) RecvMsg(m any) error {
 		if !ok {
 			return io.EOF
 		}
-		return proto.Unmarshal(b, m.(proto.Message))
+		m.(*clientFrame).Received(mem.BufferSlice{mem.SliceBuffer(b)})
+		return nil
 	case <-s.ctx.Done():
 		return s.ctx.Err()
 	}
@@ -343,4 +344,21 @@ func put(tag uint64, key string) *pipepb.Operation {
 
 func get(tag uint64, key string) *pipepb.Operation {
 	return &pipepb.Operation{Tag: tag, Request: &pipepb.Operation_Range{Range: &pb.RangeRequest{Key: []byte(key)}}}
+}
+
+// admitted takes operations into the window of a pipe, as its reader does.
+func (p *pipe) admitted(ops ...*pipepb.Operation) ([]*operation, error) {
+	b, err := proto.Marshal(&pipepb.ClientFrame{Operations: ops})
+	if err != nil {
+		return nil, err
+	}
+	return p.receivedBytes(b)
+}
+
+// receivedBytes takes a frame as the reader does.
+func (p *pipe) receivedBytes(b []byte) ([]*operation, error) {
+	f := &clientFrame{}
+	f.Received(mem.BufferSlice{mem.SliceBuffer(b)})
+	begun, _, err := p.receive(f)
+	return begun, err
 }

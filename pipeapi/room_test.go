@@ -87,7 +87,7 @@ func TestGivenUpWhileItWaitsForRoom(t *testing.T) {
 		r.ops.bytes = 1 << 20
 		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
 		defer p.end()
-		begun, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, "k"), get(2, "slow"), get(3, "k")}})
+		begun, err := p.admitted(put(1, "k"), get(2, "slow"), get(3, "k"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,7 @@ package pipeapi
 
 import (
 	"context"
-	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,10 +54,14 @@ type Options struct {
 	// WindowOperations is how many operations of a pipe may be under way. 0 means 1,024. Too few keep a client
 	// waiting for the network; more than the node's requests bring nothing.
 	WindowOperations int
-	// MaxPipes bounds the open pipes of the node. 0 means 4,096.
+	// MaxPipes bounds the open pipes of the node. 0 means 4,096. Clients of one address have no more than they leave free, so that
+	// others find room.
 	MaxPipes int
 	// MaxPipesOfConnection bounds those of one connection, so that one client does not take all. 0 means 64.
 	MaxPipesOfConnection int
+	// PartBytes bounds the memory of the parts of transactions, over all pipes, counted where a transaction has more than a few. One
+	// pipe has no more of it than it leaves free. 0 means 64 MiB. Transactions that find no room are refused.
+	PartBytes int64
 	// Grace is how long clients may send to a node that stops. 0 means 1 s.
 	Grace time.Duration
 }
@@ -66,14 +70,17 @@ type Options struct {
 type Service struct {
 	o      Options
 	window *pipepb.Window
-	open   atomic.Int64
+	// parts is what is taken of Options.PartBytes.
+	parts atomic.Int64
 	// idle takes operations to workers that wait for one; waiting counts these.
 	idle    chan *operation
 	waiting atomic.Int64
 
 	mu sync.Mutex
-	// connections are how many pipes each connection has, by the address and port of its client. Guarded by mu.
-	connections map[string]int
+	// Guarded by mu. open are the open pipes. connections and clients are how many of them each connection has, by the address and
+	// port of its client, and each client, by its address.
+	open                 int
+	connections, clients map[string]int
 	pipepb.UnsafePipeServer
 }
 
@@ -88,6 +95,9 @@ func New(o Options) *Service {
 	if o.MaxPipesOfConnection <= 0 {
 		o.MaxPipesOfConnection = 64
 	}
+	if o.PartBytes <= 0 {
+		o.PartBytes = 64 << 20
+	}
 	if o.Grace <= 0 {
 		o.Grace = time.Second
 	}
@@ -96,7 +106,7 @@ func New(o Options) *Service {
 	}
 	frame := uint64(o.Operations.MaxMessageBytes())
 	return &Service{
-		o: o, idle: make(chan *operation), connections: map[string]int{},
+		o: o, idle: make(chan *operation), connections: map[string]int{}, clients: map[string]int{},
 		// A client can always fill one frame while another is under way.
 		window: &pipepb.Window{Operations: uint32(o.WindowOperations), Bytes: max(4<<20, 2*frame), FrameBytes: frame, Node: uint64(o.Node)},
 	}
@@ -104,17 +114,12 @@ func New(o Options) *Service {
 
 // Open implements pipepb.PipeServer.
 func (s *Service) Open(stream grpc.BidiStreamingServer[pipepb.ClientFrame, pipepb.ServerFrame]) error {
-	connection := connectionOf(stream.Context())
-	if !s.enter(connection) {
+	connection, client := sourceOf(stream.Context())
+	if err := s.enter(connection, client); err != nil {
 		s.o.Metrics.Broken.Inc()
-		return status.Errorf(codes.ResourceExhausted, "skein: pipe: this connection has %d open pipes, and may have no more: one is enough for a client", s.o.MaxPipesOfConnection)
+		return err
 	}
-	defer s.leave(connection)
-	defer s.open.Add(-1)
-	if s.open.Add(1) > int64(s.o.MaxPipes) {
-		s.o.Metrics.Broken.Inc()
-		return status.Errorf(codes.ResourceExhausted, "skein: pipe: this node has %d open pipes, and takes no more: one is enough for a client", s.o.MaxPipes)
-	}
+	defer s.leave(connection, client)
 	s.o.Metrics.Open.Inc()
 	defer s.o.Metrics.Open.Dec()
 	p := newPipe(s, stream)
@@ -123,36 +128,56 @@ func (s *Service) Open(stream grpc.BidiStreamingServer[pipepb.ClientFrame, pipep
 	return p.write()
 }
 
-// connectionOf returns the address and port of a stream's client, or "" for one without a port, which may be that of many.
-func connectionOf(ctx context.Context) string {
+// sourceOf returns the address and port of a stream's client, and its address. Who has an IPv6 address has all that share its first
+// 64 bits. Without a port both are "", which may be many.
+func sourceOf(ctx context.Context) (connection, client string) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
-		return ""
+		return "", ""
 	}
-	address := p.Addr.String()
-	if _, _, err := net.SplitHostPort(address); err != nil {
-		return ""
+	a, err := netip.ParseAddrPort(p.Addr.String())
+	if err != nil {
+		return "", ""
 	}
-	return address
+	ip := a.Addr().Unmap().WithZone("")
+	if ip.Is6() {
+		net, _ := ip.Prefix(64) // it has as many
+		return a.String(), net.String()
+	}
+	return a.String(), ip.String()
 }
 
-// enter counts a pipe of a connection, and says whether it may have it.
-func (s *Service) enter(connection string) bool {
+// enter counts a pipe, or returns why it may not be opened.
+func (s *Service) enter(connection, client string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if connection != "" && s.connections[connection] >= s.o.MaxPipesOfConnection {
-		return false
+	switch free := s.o.MaxPipes - s.open; {
+	case connection != "" && s.connections[connection] >= s.o.MaxPipesOfConnection:
+		return status.Errorf(codes.ResourceExhausted, "skein: pipe: this connection has %d open pipes, and may have no more: one is enough for a client", s.o.MaxPipesOfConnection)
+	case free <= 0:
+		return status.Errorf(codes.ResourceExhausted, "skein: pipe: this node has %d open pipes, and takes no more: one is enough for a client", s.open)
+	case s.clients[client] >= free:
+		return status.Errorf(codes.ResourceExhausted, "skein: pipe: the clients of this address have %d open pipes, and the %d that are left are kept for others: one is enough for a client", s.clients[client], free)
 	}
+	s.open++
 	s.connections[connection]++
-	return true
+	s.clients[client]++
+	return nil
 }
 
 // leave is the end of what enter has counted.
-func (s *Service) leave(connection string) {
+func (s *Service) leave(connection, client string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.connections[connection]--; s.connections[connection] == 0 {
-		delete(s.connections, connection)
+	s.open--
+	less(s.connections, connection)
+	less(s.clients, client)
+}
+
+// less takes one from a count.
+func less(counts map[string]int, of string) {
+	if counts[of]--; counts[of] == 0 {
+		delete(counts, of)
 	}
 }
 
