@@ -3,6 +3,7 @@ package node
 import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/pipeapi"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -32,18 +33,20 @@ type Budget struct {
 	// Txns are the transactions over several ranges that this gateway coordinates, Locks
 	// what such transactions have locked and intend to write in its replicas.
 	Txns, Locks int64
+	// Pipes are the parts of large transactions that have come by pipes and are not answered.
+	Pipes int64
 	// VersionCache is what is remembered of the newest versions of keys written or read lately.
 	VersionCache int64
 }
 
 // Standing is what may be taken by what is there without work, in bytes: connections of clients,
-// watchers, and replicas with the rows of the range map. Each is counted by a measured figure, and what
+// pipes, watchers, and replicas with the rows of the range map. Each is counted by a measured figure, and what
 // does not fit is refused. It stands beside Budget's shares, which only a busy node fills.
-type Standing struct{ Connections, Watchers, Replicas int64 }
+type Standing struct{ Connections, Pipes, Watchers, Replicas int64 }
 
 // NewStanding returns the standing parts of total bytes.
 func NewStanding(total int64) Standing {
-	return Standing{Connections: total / 20 * 3, Watchers: total / 16, Replicas: total * 7 / 16}
+	return Standing{Connections: total / 20 * 3, Pipes: total / 32, Watchers: total / 16, Replicas: total * 7 / 16}
 }
 
 // connections returns how many connections of clients a node takes, and what bounds them.
@@ -55,6 +58,11 @@ func (s Standing) connections(files FileBudget) (most int, why string) {
 	return files.Connections, "as many are open as the process has files for; raise its limit of open files (ulimit -n, or LimitNOFILE= of systemd)" + share
 }
 
+// pipes returns how many open pipes of clients a node takes.
+func (s Standing) pipes() int { return int(min(s.Pipes/pipeapi.PipeBytes, mostPipes)) }
+
+const mostPipes = 4096
+
 // NewBudget divides total bytes.
 func NewBudget(total int64) Budget {
 	part := func(percent int64) int64 { return total / 100 * percent }
@@ -63,10 +71,10 @@ func NewBudget(total int64) Budget {
 		WALQueue:  part(6), WALCache: min(part(6), walCacheMax),
 		Proposals: part(10), Inbound: part(8),
 		BusQueues: part(10), Requests: part(6), Scans: part(3), Reads: part(4),
-		Txns: part(2), Locks: part(2),
+		Txns: part(2), Locks: part(2), Pipes: part(1),
 		Watch: part(6), VersionCache: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Txns - b.Locks - b.Watch - b.VersionCache
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Txns - b.Locks - b.Pipes - b.Watch - b.VersionCache
 	return b
 }
 

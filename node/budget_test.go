@@ -35,7 +35,7 @@ func TestLargeBudgetIsTheCaches(t *testing.T) {
 	}
 }
 
-// A node of 2 GiB takes 10,000 connections, 100,000 watchers of short keys and 100,000 replicas. Files
+// A node of 2 GiB takes 10,000 connections, 2,000 pipes, 100,000 watchers of short keys and 100,000 replicas. Files
 // bound the connections where they allow fewer.
 func TestStanding(t *testing.T) {
 	s := NewStanding(2 << 30)
@@ -44,6 +44,12 @@ func TestStanding(t *testing.T) {
 	}
 	if n, why := s.connections(FileBudget{Connections: 300}); n != 300 || !strings.Contains(why, "ulimit") {
 		t.Errorf("%d connections: %s", n, why)
+	}
+	if n := s.pipes(); n < 2000 {
+		t.Errorf("%d pipes", n)
+	}
+	if small, large := NewStanding(64<<20).pipes(), NewStanding(1<<40).pipes(); small < 32 || small > 256 || large != mostPipes {
+		t.Errorf("%d pipes with the smallest budget, %d with the largest", small, large)
 	}
 	if each := s.Watchers / 100_000; each < 1200 {
 		t.Errorf("a watcher has %d bytes", each)

@@ -28,13 +28,14 @@
 // The flag --memory-budget-bytes (by default a quarter of the memory that there is) is divided by [Budget]. The parts add up to
 // it. Some hold at least four of the largest requests.
 //
-//	block cache    9 %, and what others have no use for  the engine's blocks; also what the memtables do not take
+//	block cache    8 %, and what others have no use for  the engine's blocks; also what the memtables do not take
 //	memtables      20 %, 256 MiB at most                 unflushed data of the engine, over four memtables
 //	proposals      10 %                                  entries of this node's leaders that are not applied yet
 //	bus queues     10 %, at least 16 of the largest      over all peers: half to be sent, the rest for calls being served and QUIC
 //	requests       6 %, at least four of the largest     client requests being evaluated, with their overlays
 //	transactions   2 %, at least four of the largest     transactions over several ranges, at their gateway
 //	locks          2 %, at least four of the largest     keys and writes locked by such transactions
+//	pipes          1 %, at least four of the largest     parts of large transactions that have come by pipes
 //	scans          3 %                                   what requests to a node's replicas hold of their reads
 //	reads          4 %                                   answers to reads of spans, until clients have taken them
 //	watchers       6 %                                   events: held back, recent, or pages of history
@@ -43,10 +44,11 @@
 //	wal cache      6 %, 128 MiB at most                  entries kept in memory for followers
 //	wal queue      6 %                                   entries to be written to the wal
 //
-// Connections, watchers and replicas at rest have parts beside these ([Standing]). A node rarely has
+// Connections, pipes, watchers and replicas at rest have parts beside these ([Standing]). A node rarely has
 // both kinds full:
 //
 //	connections    15 %      of clients; a further one is closed
+//	pipes          3.125 %   of clients, 4,096 at most; a further one is refused
 //	watchers       6.25 %    a further one is refused
 //	replicas       43.75 %   with the rows of the range map; a node takes no further one and splits none
 //

@@ -132,7 +132,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, SlowCalls: core.slowCalls, Metrics: reg, Clock: o.Clock}})
 		core.RegisterData(r)
 	}
-	servePipes(&face, reg)
+	servePipes(&o, &face, reg)
 	showConsole(cfg, &face)
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
@@ -150,9 +150,12 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	return n, nil
 }
 
-func servePipes(face *etcdapi.Options, reg prometheus.Registerer) {
+func servePipes(o *Options, face *etcdapi.Options, reg prometheus.Registerer) {
+	most, parts := NewStanding(o.MemoryBytes).pipes(), atLeast(NewBudget(o.MemoryBytes).Pipes, o.MaxRequestBytes)
 	face.Pipe = func(o *etcdapi.Operations) pipepb.PipeServer {
-		return pipeapi.New(pipeapi.Options{Operations: o, Clock: clock.System(), Node: face.Self, Metrics: pipeapi.NewMetrics(reg)})
+		return pipeapi.New(pipeapi.Options{
+			Operations: o, Clock: clock.System(), Node: face.Self, Metrics: pipeapi.NewMetrics(reg), MaxPipes: most, PartBytes: parts,
+		})
 	}
 }
 

@@ -9,6 +9,8 @@
 //	                             ▼                    ▼                      ▼
 //	                      the stream ends          workers ──▶ answers ──▶ writer: all that there are, in one frame
 //
+// A frame comes as its bytes. What is in it is counted before it is decoded, because two bytes can be a message of a hundred bytes.
+//
 // A change of keys that this node leads, without values in its answer, is begun by the reader ([Operations].Begin). It has no
 // goroutine: whoever applies it encodes its answer and hands that to the writer. Every other operation has a worker, which
 // waits (Operations.Do). Those are reads, operations on keys that other nodes lead, and what waits for a right or for room.
@@ -27,7 +29,8 @@
 //     wait for the client, it reads no further frame and begins no operation. Sizes are not known before answers are there: one that
 //     finds no room is dropped and made again later, unless its operation has changed something. So beside the
 //     window there are the answers that workers have in their hands at the moment, and those of 16 changes (room.go). Answers of spans
-//     hold their bytes of the node's budget.
+//     hold their bytes of the node's budget. An operation has few messages within it, or holds room for them of
+//     [Options.PartBytes] until it is answered.
 //  4. A place tells a client no more of a range than what its user may read. (etcdapi)
 //  5. Who brings an answer waits for nothing here: neither for the client nor for the log.
 //  6. A client that breaks the protocol loses its stream. What was begun by it may happen.
@@ -35,7 +38,7 @@
 // # What if
 //
 //  1. The client does not take its answers: nothing more is read from it, or begun. It holds what it holds until it is gone.
-//  2. A client opens pipe after pipe: above [Options.MaxPipesOfConnection] those of its connection are refused, and above
-//     [Options.MaxPipes] all, whoever opens them.
+//  2. A client opens pipe after pipe: above [Options.MaxPipesOfConnection] those of its connection are refused. Those of its
+//     address are refused once they are as many as are left of [Options.MaxPipes], so others find room.
 //  3. The node stops: clients are told, and go on at another node. What has come within [Options.Grace] is answered.
 package pipeapi

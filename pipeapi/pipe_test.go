@@ -1,6 +1,7 @@
 package pipeapi
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -528,6 +529,12 @@ func FuzzClient(f *testing.F) {
 		f.Add(b, b)
 	}
 	f.Add([]byte{0xff}, []byte(nil))
+	for _, seed := range [][]byte{
+		bytes.Repeat([]byte{1<<3 | 2, 0}, 100), bytes.Repeat([]byte{2 << 3, 7}, 100), within(2, bytes.Repeat([]byte{7}, 100)), within(2, []byte{0x80}),
+		within(1, within(6, bytes.Repeat([]byte{2<<3 | 2, 0}, 100))), within(1, bytes.Repeat([]byte{3<<3 | 2, 0, 4<<3 | 2, 0}, 100)), within(1, nested(100)),
+	} {
+		f.Add(seed, seed)
+	}
 	f.Fuzz(func(t *testing.T, one, two []byte) {
 		r := newRig(t, func(o *Options) { o.WindowOperations = 8 })
 		defer r.stop()

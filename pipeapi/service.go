@@ -66,6 +66,9 @@ type Options struct {
 	Grace time.Duration
 }
 
+// PipeBytes is what an open pipe takes at rest.
+const PipeBytes = 24 << 10
+
 // Service is the service of pipes.
 type Service struct {
 	o      Options

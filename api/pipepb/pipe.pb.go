@@ -36,7 +36,8 @@ type ClientFrame struct {
 	// operations are begun in any order, and run at the same time: whoever needs an order waits for answers.
 	Operations []*Operation `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
 	// cancels are tags of operations whose answers the client does not wait for any more. They are answered all
-	// the same, and count in the window until then. A tag that is not under way is passed over.
+	// the same, and count in the window until then. A tag that is not under way is passed over. A frame has at most as many as the
+	// window has operations.
 	Cancels       []uint64 `protobuf:"varint,2,rep,packed,name=cancels,proto3" json:"cancels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -375,7 +376,8 @@ type Window struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// operations is the most operations under way: sent, and not answered.
 	Operations uint32 `protobuf:"varint,1,opt,name=operations,proto3" json:"operations,omitempty"`
-	// bytes is the most bytes of them, each counted as its encoded Operation without tag and length.
+	// bytes is the most bytes of them, each counted as its encoded Operation: its own tag is in it, the
+	// frame's tag and length before it are not.
 	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// frame_bytes is the size of the largest ClientFrame.
 	FrameBytes uint64 `protobuf:"varint,3,opt,name=frame_bytes,json=frameBytes,proto3" json:"frame_bytes,omitempty"`
