@@ -4209,15 +4209,18 @@ func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
 // HeatRequest says which part of the map is asked for.
 type HeatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 is six hours before the end, and now. Nothing is known of before 28 days ago.
+	// Where the time begins and ends, by the clock of the node that is asked. Without a beginning it is last_seconds long, without an
+	// end it ends now. Nothing is known of before 28 days ago.
 	FromUnixSeconds int64 `protobuf:"varint,1,opt,name=from_unix_seconds,json=fromUnixSeconds,proto3" json:"from_unix_seconds,omitempty"`
 	ToUnixSeconds   int64 `protobuf:"varint,2,opt,name=to_unix_seconds,json=toUnixSeconds,proto3" json:"to_unix_seconds,omitempty"`
 	// The most rows and columns; 0 is 256 and 400, and there are never more.
 	MaxRows    uint32 `protobuf:"varint,3,opt,name=max_rows,json=maxRows,proto3" json:"max_rows,omitempty"`
 	MaxColumns uint32 `protobuf:"varint,4,opt,name=max_columns,json=maxColumns,proto3" json:"max_columns,omitempty"`
 	// The keys; an empty end is beyond the last one.
-	Start         []byte `protobuf:"bytes,5,opt,name=start,proto3" json:"start,omitempty"`
-	End           []byte `protobuf:"bytes,6,opt,name=end,proto3" json:"end,omitempty"`
+	Start []byte `protobuf:"bytes,5,opt,name=start,proto3" json:"start,omitempty"`
+	End   []byte `protobuf:"bytes,6,opt,name=end,proto3" json:"end,omitempty"`
+	// How long the time is, where it has no beginning; 0 is six hours. The clock of who asks does not matter then.
+	LastSeconds   int64 `protobuf:"varint,7,opt,name=last_seconds,json=lastSeconds,proto3" json:"last_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4294,6 +4297,13 @@ func (x *HeatRequest) GetEnd() []byte {
 	return nil
 }
 
+func (x *HeatRequest) GetLastSeconds() int64 {
+	if x != nil {
+		return x.LastSeconds
+	}
+	return 0
+}
+
 // HeatResponse is a map: rows of keys, columns of time. Each request is counted once, in the row of the first of its keys.
 type HeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4309,7 +4319,9 @@ type HeatResponse struct {
 	Reads  []uint64 `protobuf:"varint,5,rep,packed,name=reads,proto3" json:"reads,omitempty"`
 	Bytes  []uint64 `protobuf:"varint,6,rep,packed,name=bytes,proto3" json:"bytes,omitempty"`
 	// What is not in the counts, in the order of the nodes' names.
-	Missing       []*HeatMissing `protobuf:"bytes,7,rep,name=missing,proto3" json:"missing,omitempty"`
+	Missing []*HeatMissing `protobuf:"bytes,7,rep,name=missing,proto3" json:"missing,omitempty"`
+	// The clock of the node that was asked, in milliseconds since 1970: what has passed of the last column.
+	UnixMs        int64 `protobuf:"varint,8,opt,name=unix_ms,json=unixMs,proto3" json:"unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4391,6 +4403,13 @@ func (x *HeatResponse) GetMissing() []*HeatMissing {
 		return x.Missing
 	}
 	return nil
+}
+
+func (x *HeatResponse) GetUnixMs() int64 {
+	if x != nil {
+		return x.UnixMs
+	}
+	return 0
 }
 
 type HeatColumn struct {
@@ -5871,7 +5890,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x1dPlacementSetMergeAfterRequest\x12)\n" +
 	"\x0emerge_after_ms\x18\x01 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
 	"\x0f_merge_after_ms\" \n" +
-	"\x1ePlacementSetMergeAfterResponse\"\xc5\x01\n" +
+	"\x1ePlacementSetMergeAfterResponse\"\xe8\x01\n" +
 	"\vHeatRequest\x12*\n" +
 	"\x11from_unix_seconds\x18\x01 \x01(\x03R\x0ffromUnixSeconds\x12&\n" +
 	"\x0fto_unix_seconds\x18\x02 \x01(\x03R\rtoUnixSeconds\x12\x19\n" +
@@ -5879,7 +5898,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\vmax_columns\x18\x04 \x01(\rR\n" +
 	"maxColumns\x12\x14\n" +
 	"\x05start\x18\x05 \x01(\fR\x05start\x12\x10\n" +
-	"\x03end\x18\x06 \x01(\fR\x03end\"\xe9\x01\n" +
+	"\x03end\x18\x06 \x01(\fR\x03end\x12!\n" +
+	"\flast_seconds\x18\a \x01(\x03R\vlastSeconds\"\x82\x02\n" +
 	"\fHeatResponse\x12\x16\n" +
 	"\x06starts\x18\x01 \x03(\fR\x06starts\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\fR\x03end\x124\n" +
@@ -5887,7 +5907,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x06writes\x18\x04 \x03(\x04R\x06writes\x12\x14\n" +
 	"\x05reads\x18\x05 \x03(\x04R\x05reads\x12\x14\n" +
 	"\x05bytes\x18\x06 \x03(\x04R\x05bytes\x125\n" +
-	"\amissing\x18\a \x03(\v2\x1b.skein.admin.v1.HeatMissingR\amissing\"T\n" +
+	"\amissing\x18\a \x03(\v2\x1b.skein.admin.v1.HeatMissingR\amissing\x12\x17\n" +
+	"\aunix_ms\x18\b \x01(\x03R\x06unixMs\"T\n" +
 	"\n" +
 	"HeatColumn\x12,\n" +
 	"\x12start_unix_seconds\x18\x01 \x01(\x03R\x10startUnixSeconds\x12\x18\n" +

@@ -29,12 +29,13 @@ func (a *Admin) Heat(ctx context.Context, r *adminpb.HeatRequest) (*adminpb.Heat
 	if err != nil {
 		return nil, err
 	}
-	q, err := heat.NewQuery(a.o.Clock.Wall(), r.GetFromUnixSeconds(), r.GetToUnixSeconds(), int(r.GetMaxRows()), int(r.GetMaxColumns()),
-		keyspace.Span{Start: r.GetStart(), End: r.GetEnd()})
+	now := a.o.Clock.Wall()
+	q, err := heat.NewQuery(now, heat.Time{From: r.GetFromUnixSeconds(), To: r.GetToUnixSeconds(), Last: r.GetLastSeconds()},
+		int(r.GetMaxRows()), int(r.GetMaxColumns()), keyspace.Span{Start: r.GetStart(), End: r.GetEnd()})
 	if err != nil {
 		return nil, &adminapi.Refusal{Reason: err.Error(), NextStep: "give an end that lies behind the beginning, of the time and of the keys"}
 	}
-	m := heatMap{q: q, grid: &heat.Grid{}}
+	m := heatMap{q: q, now: now, grid: &heat.Grid{}}
 	var all errgroup.Group
 	all.SetLimit(heatAtOnce)
 	for _, n := range nodes {
@@ -63,7 +64,8 @@ func (a *Admin) Heat(ctx context.Context, r *adminpb.HeatRequest) (*adminpb.Heat
 
 // heatMap puts the maps of nodes together as they come.
 type heatMap struct {
-	q heat.Query
+	q   heat.Query
+	now time.Time
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -85,7 +87,7 @@ func (m *heatMap) takes(g *heat.Grid) {
 
 func (m *heatMap) response() *adminpb.HeatResponse {
 	slices.SortFunc(m.missing, func(a, b *adminpb.HeatMissing) int { return cmp.Compare(a.GetNode(), b.GetNode()) })
-	out := &adminpb.HeatResponse{Starts: m.grid.Starts, End: m.grid.End, Missing: m.missing}
+	out := &adminpb.HeatResponse{Starts: m.grid.Starts, End: m.grid.End, Missing: m.missing, UnixMs: m.now.UnixMilli()}
 	for i := range m.q.Columns {
 		out.Columns = append(out.Columns, &adminpb.HeatColumn{StartUnixSeconds: m.q.From + int64(i)*m.q.Width, Seconds: uint32(m.q.Width)})
 	}

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
@@ -27,7 +29,7 @@ func TestHeat(t *testing.T) {
 			return nil
 		}
 		now := time.Now().Unix()
-		m, err := f.admin().Heat(t.Context(), &adminpb.HeatRequest{FromUnixSeconds: now - 60, ToUnixSeconds: now})
+		m, err := f.admin().Heat(t.Context(), &adminpb.HeatRequest{LastSeconds: 60})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,8 +40,12 @@ func TestHeat(t *testing.T) {
 		if l := m.GetMissing(); len(l) != 2 || l[0].GetNode() != "n2" || l[0].GetReason() != "it is not heard" || l[1].GetNode() != "n3" || l[1].GetReason() != "the node is an older build" {
 			t.Errorf("missing: %v", l)
 		}
-		if c := m.GetColumns(); len(c) != 2 || c[1].GetStartUnixSeconds()-c[0].GetStartUnixSeconds() != 60 {
-			t.Errorf("columns: %v", c)
+		if c := m.GetColumns(); len(c) != 2 || c[0].GetStartUnixSeconds() != now/60*60-60 || c[1].GetStartUnixSeconds() != now/60*60 || m.GetUnixMs() != 1000*now {
+			t.Errorf("columns: %v at %d", c, m.GetUnixMs())
+		}
+		same, err := f.admin().Heat(t.Context(), &adminpb.HeatRequest{FromUnixSeconds: now - 60, ToUnixSeconds: now})
+		if err != nil || !proto.Equal(same, m) {
+			t.Errorf("by the clock it is %v, %v", same, err)
 		}
 		for _, q := range []*adminpb.HeatRequest{{FromUnixSeconds: now + 1}, {Start: []byte("b"), End: []byte("a")}} {
 			var refused *adminapi.Refusal

@@ -23,9 +23,9 @@ import (
 // puts columns into one map. A line is a column, or several with the number of the first one: then each cell has the
 // counts of all, with spaces between them. The last cell of a line reaches to the end of the keyspace.
 //
-//	times now=TIME [from=TIME] [to=TIME] [rows=N] [columns=N]
+//	times now=TIME [from=TIME] [to=TIME] [last=DURATION] [rows=N] [columns=N]
 //
-// prints the columns that show a time. Times are written as 2006-01-02T15:04:05.
+// prints the columns that show a time. Times are written as 2006-01-02T15:04:05, a duration as 1h.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -113,7 +113,15 @@ func timesStory(t *testing.T, d *datadriven.TestData) string {
 	var rows, columns int
 	d.MaybeScanArgs(t, "rows", &rows)
 	d.MaybeScanArgs(t, "columns", &columns)
-	q, err := NewQuery(time.Unix(at("now"), 0), at("from"), at("to"), rows, columns, keyspace.Span{})
+	last := ""
+	if d.MaybeScanArgs(t, "last", &last); last == "" {
+		last = "0s"
+	}
+	long, err := time.ParseDuration(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := NewQuery(time.Unix(at("now"), 0), Time{at("from"), at("to"), int64(long / time.Second)}, rows, columns, keyspace.Span{})
 	if err != nil {
 		return err.Error() + "\n"
 	}
@@ -201,12 +209,12 @@ func TestGridIsBounded(t *testing.T) {
 // A query with long keys means all keys with the same beginning: no more is kept of a key.
 func TestQueryOfLongKeys(t *testing.T) {
 	long := strings.Repeat("x", maxKeyBytes)
-	q, err := NewQuery(time.Unix(1e9, 0), 0, 0, 0, 0, keyspace.Span{Start: []byte(long + "a"), End: []byte(long + "b")})
+	q, err := NewQuery(time.Unix(1e9, 0), Time{}, 0, 0, keyspace.Span{Start: []byte(long + "a"), End: []byte(long + "b")})
 	if err != nil || string(q.Start) != long || string(q.End) != long[1:]+"y" || q.check() != nil {
 		t.Errorf("%q to %q, %v, %v", q.Start, q.End, err, q.check())
 	}
 	for _, s := range []keyspace.Span{{Start: []byte("b"), End: []byte("a")}, {Start: []byte("a"), End: []byte("a")}} {
-		if _, err := NewQuery(time.Unix(1e9, 0), 0, 0, 0, 0, s); err == nil {
+		if _, err := NewQuery(time.Unix(1e9, 0), Time{}, 0, 0, s); err == nil {
 			t.Errorf("%s is taken", s)
 		}
 	}

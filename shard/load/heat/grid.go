@@ -52,11 +52,36 @@ func (q *Query) check() error {
 // ErrNothing says that a query is for no time, or for no keys.
 var ErrNothing = errors.New("nothing is asked for")
 
-// NewQuery returns the query for the time from one moment to another, both in unix seconds: of at most so many rows and
-// columns. Columns are as narrow as they are stored for all of that time. Without from it begins six
-// hours before its end, without to it ends now; without rows or columns, it has as many as it may have. Nothing is known
-// of before 28 days ago. Of long keys only the beginning counts.
-func NewQuery(now time.Time, from, to int64, rows, columns int, keys keyspace.Span) (Query, error) {
+// Time is the time that somebody asks for. The zero value is the last six hours.
+type Time struct {
+	// From and To are where it begins and ends, in unix seconds by the clock of the node that is asked. Without To it ends
+	// now.
+	From, To int64
+	// Last is how many seconds it is long, where it has no From. Who asks so needs no clock that agrees with the node's. 0 is six
+	// hours.
+	Last int64
+}
+
+// bounds returns where the time begins and ends at a moment.
+func (t Time) bounds(now int64) (from, to int64) {
+	to = t.To
+	if to <= 0 || to > now {
+		to = now
+	}
+	if t.From > 0 {
+		return t.From, to
+	}
+	last := t.Last
+	if last <= 0 {
+		last = tiers[0].width * int64(tiers[0].kept)
+	}
+	return max(0, to-last), to
+}
+
+// NewQuery returns the query for a time, at the moment now: of at most so many rows and columns. Columns are as narrow as they
+// are stored for all of that time. Without rows or columns it has as many as it may have. Nothing is known of before 28
+// days ago. Of long keys only the beginning counts. It fails with ErrNothing.
+func NewQuery(now time.Time, t Time, rows, columns int, keys keyspace.Span) (Query, error) {
 	bounded := func(n, most int) int {
 		if n <= 0 {
 			return most
@@ -68,12 +93,7 @@ func NewQuery(now time.Time, from, to int64, rows, columns int, keys keyspace.Sp
 		q.End = []byte(after(string(q.End)))
 	}
 	present := now.Unix()
-	if to <= 0 || to > present {
-		to = present
-	}
-	if from <= 0 {
-		from = to - tiers[0].width*int64(tiers[0].kept)
-	}
+	from, to := t.bounds(present)
 	if from > to {
 		return q, fmt.Errorf("%w: it begins at %d, and ends at %d", ErrNothing, from, to)
 	}

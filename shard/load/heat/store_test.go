@@ -17,7 +17,7 @@ const day = 24 * 60 * 60
 // show returns the map of the time until now.
 func show(t testing.TB, s *Store, now, from int64) (Query, *Grid) {
 	t.Helper()
-	q, err := NewQuery(time.Unix(now, 0), from, 0, 0, 0, keyspace.Span{})
+	q, err := NewQuery(time.Unix(now, 0), Time{From: from}, 0, 0, keyspace.Span{})
 	if err != nil {
 		t.Fatal(err)
 	}
