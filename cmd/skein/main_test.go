@@ -142,9 +142,13 @@ func (fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
 	}, nil
 }
 
-func (fakeBackend) Heat(context.Context, *adminpb.HeatRequest) (*adminpb.HeatResponse, error) {
+// Heat has one column, as wide as the time that was asked for. Where the time was to begin by the clock of who asks, it refuses.
+func (fakeBackend) Heat(_ context.Context, q *adminpb.HeatRequest) (*adminpb.HeatResponse, error) {
+	if q.GetFromUnixSeconds() != 0 || q.GetToUnixSeconds() != 0 {
+		return nil, &adminapi.Refusal{Reason: "the clocks differ", NextStep: "ask for a length of time"}
+	}
 	return &adminpb.HeatResponse{
-		Starts: [][]byte{[]byte("k")}, Columns: []*adminpb.HeatColumn{{StartUnixSeconds: 1_800_000_000, Seconds: 60}},
+		Starts: [][]byte{[]byte("k")}, Columns: []*adminpb.HeatColumn{{StartUnixSeconds: 1_800_000_000, Seconds: uint32(q.GetLastSeconds())}},
 		Writes: []uint64{600}, Reads: []uint64{0}, Bytes: []uint64{6000},
 	}, nil
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -115,7 +114,7 @@ func newHeat(f *adminFlags) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		q := &adminpb.HeatRequest{FromUnixSeconds: clock.System().Wall().Add(-last).Unix()}
+		q := &adminpb.HeatRequest{LastSeconds: int64(last / time.Second)} // the node knows when that began: this machine's clock may be wrong
 		if len(start) > 0 {
 			keys, _ := keyspace.FromEtcd(start, []byte(clientv3.GetPrefixRangeEnd(string(start))))
 			q.Start, q.End = keys.Start, keys.End
