@@ -59,6 +59,8 @@ type StartOptions struct {
 	Stage func(name string)
 	// SurelyNew is Options.SurelyNew.
 	SurelyNew bool
+	// Clock is the node's; nil is the machine's. What serves clients goes by the machine's.
+	Clock clock.Clock
 	// Resolver looks up the SRV records of --discovery-srv; nil is the system's.
 	Resolver *net.Resolver
 }
@@ -82,7 +84,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	last := &bundle.Ring{}
 	logger = last.Attach(logger)
 	o := options(cfg, logger, unusable.WithLabelValues("peer"))
-	o.Registry, o.Gatherer, o.Stage, o.SurelyNew = reg, reg, s.Stage, s.SurelyNew
+	o.Registry, o.Gatherer, o.Stage, o.SurelyNew, o.Clock = reg, reg, s.Stage, s.SurelyNew, cmp.Or(s.Clock, o.Clock)
 	limit, err := filesLimit()
 	if err != nil {
 		return nil, err
