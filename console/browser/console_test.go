@@ -1,13 +1,13 @@
 package browser
 
 import (
-	"encoding/base64"
-	"encoding/json"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/node"
 )
 
 // html is a key that would run a script in a page that took it for HTML.
@@ -255,94 +256,14 @@ func TestLogin(t *testing.T) {
 	b.clean("status of 400", "status of 401", "status of 403") // what is refused
 }
 
-// The heat map draws the hottest keys in the brightest colour, and slow requests show where their time went: on the
-// answers that the services give, made by hand. A build whose services lack them has neither page.
-func TestHeatAndSlow(t *testing.T) {
+// Slow requests show where their time went, on an answer made by hand. TestWithoutAQuorum has a real one.
+func TestSlow(t *testing.T) {
 	b := newTab(t)
 	_, consoles := cluster(t, 1, 1, config.ConsoleReadOnly)
-	target, err := url.Parse(consoles[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, target.Host
-		r.Out.Header.Del("Origin")
-		r.Out.Header.Del("Sec-Fetch-Site")
-	}}
-	mux := http.NewServeMux()
-	mux.Handle("/", proxy)
-	answer := func(path string, v any) {
-		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
-			_ = json.NewEncoder(w).Encode(v) // the page may be gone
-		})
-	}
-	answer("/console/api/session", map[string]any{"node": "n1", "version": "x", "root": true, "heat": true, "slow": true})
-	answer("/console/api/call/skein.admin.v1.Admin/Heat", heat())
-	answer("/console/api/call/skein.admin.v1.Admin/Slow", slow())
-	server := httptest.NewServer(mux)
-	defer server.Close()
-
-	b.do(chromedp.Navigate(server.URL + "/console/#/heat"))
-	b.until("the map", `document.querySelector(".heat canvas") && document.querySelector(".heat canvas").width > 300`)
-	b.do(chromedp.Focus(".heat canvas"))
-	b.press(kb.ArrowUp + kb.ArrowLeft)
-	b.shows("writes", "reads", "written", " to ")
-	b.both("heat")
-	brightest := valueOf[float64](b, `(() => {
-		const c = document.querySelector(".heat canvas"), g = c.getContext("2d"), r = devicePixelRatio;
-		const x = Math.round(c.width * 0.8), h = c.height - 26 * r;
-		let best = 0, at = 0;
-		const column = g.getImageData(x, 0, 1, h).data;
-		for (let y = 2; y < h - 2; y++) {
-			const light = column[4 * y] + column[4 * y + 1] + column[4 * y + 2];
-			if (light > best) { best = light; at = y; }
-		}
-		return 1 - at / h;
-	})()`)
-	if low, high := float64(hotRow)/heatRows, float64(hotRow+1)/heatRows; brightest < low-0.02 || brightest > high+0.02 {
-		t.Errorf("the brightest row is at %.3f of the height, want %.3f to %.3f", brightest, low, high)
-	}
-	b.click("reads")
-	b.press("6")
+	b.do(chromedp.Navigate(front(t, consoles[0], map[string]any{"call/skein.admin.v1.Admin/Slow": slow()}) + "#/slow"))
 	b.shows("waited 412 ms for the lock", "Where the time went", "lock")
 	b.both("slow")
 	b.clean()
-
-	b.do(chromedp.Navigate(consoles[0]))
-	b.shows("Nodes alive")
-	b.until("no such pages", `![...document.querySelectorAll("nav a")].some((e) => e.innerText.includes("Heat"))`)
-}
-
-const (
-	heatRows, heatColumns = 64, 60
-	hotRow                = 40
-)
-
-// heat is a map with a hot row, a load that goes through the keys, and little elsewhere.
-func heat() map[string]any {
-	var starts, columns, writes, reads, bytes []any
-	begin := time.Now().Add(-time.Hour).Unix() / 60 * 60
-	for r := range heatRows {
-		starts = append(starts, base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "/registry/pods/ns-%02d/", r)))
-	}
-	for c := range heatColumns {
-		columns = append(columns, map[string]any{"start_unix_seconds": fmt.Sprint(begin + int64(60*c)), "seconds": 60})
-	}
-	for r := range heatRows {
-		for c := range heatColumns {
-			w := (r*31 + c*17) % 23
-			switch {
-			case r == hotRow:
-				w = 60_000
-			case r == c*heatRows/heatColumns:
-				w = 6_000
-			}
-			writes = append(writes, fmt.Sprint(w))
-			reads = append(reads, fmt.Sprint(w*(r%5)))
-			bytes = append(bytes, fmt.Sprint(w*512))
-		}
-	}
-	return map[string]any{"starts": starts, "end": "", "columns": columns, "writes": writes, "reads": reads, "bytes": bytes}
 }
 
 func slow() map[string]any {
@@ -360,7 +281,7 @@ func slow() map[string]any {
 // What the page shows of a cluster without a quorum is marked as such.
 func TestWithoutAQuorum(t *testing.T) {
 	b := newTab(t)
-	c, consoles, stop := clusterToStop(t, 3, 4, config.ConsoleReadOnly)
+	c, consoles, stop := clusterToStop(t, 3, 4, config.ConsoleReadOnly, node.StartOptions{})
 	fill(t, c)
 	b.do(chromedp.Navigate(consoles[0]))
 	b.shows("3 / 3")
@@ -372,6 +293,16 @@ func TestWithoutAQuorum(t *testing.T) {
 	b.script(`document.querySelector("input[type=checkbox]").click()`)
 	b.shows("no quorum")
 	b.both("ranges-no-quorum")
+	// A request that has waited in vain is a slow one.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	c.SetEndpoints(strings.TrimSuffix(consoles[0], "/console/"))
+	if _, err := c.Delete(ctx, "/config/limits"); err == nil {
+		t.Error("a delete needs no quorum")
+	}
+	b.press("6")
+	b.until("the delete", `[...document.querySelectorAll("tbody tr")].some((r) => /n1\s+DeleteRange\s/.test(r.innerText) && r.querySelector(".stages i"))`)
+	b.picture("slow-no-quorum")
 	// Whoever comes now sees it too.
 	b.do(chromedp.Navigate("about:blank"), chromedp.Navigate(consoles[0]))
 	b.shows("1 / 3", "dead")
@@ -425,13 +356,24 @@ func TestTheReadersClockIsWrong(t *testing.T) {
 	for _, minutes := range []int{2, 120, -120} {
 		b.do(chromedp.Navigate("about:blank"), chromedp.Navigate(consoles[0]))
 		b.shows("Nodes alive") // the clock is read after that too
-		b.script(fmt.Sprintf(`(() => { const real = Date.now; Date.now = () => real() + %d * 60000; })()`, minutes))
+		b.readersClock(time.Duration(minutes) * time.Minute)
 		b.press("8")
 		b.shows("in all")
 		b.press("1")
 		b.until("the number of keys", `[...document.querySelectorAll(".tile")].some((e) => e.querySelector(".label").innerText === "Keys" && e.querySelector(".figure").innerText !== "0")`)
+		b.press("2")
+		b.until("the map", `document.querySelector(".heat canvas")`)
+		b.do(chromedp.Focus(".heat canvas"))
+		b.press(kb.ArrowRight)
+		b.until("the last column is of the node's time", `Math.abs(new Date(document.querySelector(".readout time").innerText.split(",")[0]) - new Date()) < 180000`)
 	}
 	b.clean()
+}
+
+// readersClock has scripts of the page read a clock that is ahead by so much. new Date() is as before.
+func (b *tab) readersClock(ahead time.Duration) {
+	b.t.Helper()
+	b.script(fmt.Sprintf(`(() => { const real = Date.now; Date.now = () => real() + %d; })()`, ahead.Milliseconds()))
 }
 
 // A page whose node does not say yet who is here asks again.

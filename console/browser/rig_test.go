@@ -2,9 +2,13 @@ package browser
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"os/exec"
@@ -49,12 +53,12 @@ func unused(t *testing.T, n int) []url.URL {
 // cluster starts nodes with a console each, and returns a client of them and the addresses of the consoles.
 func cluster(t *testing.T, nodes, ranges int, mode config.ConsoleMode) (*clientv3.Client, []string) {
 	t.Helper()
-	c, consoles, _ := clusterToStop(t, nodes, ranges, mode)
+	c, consoles, _ := clusterToStop(t, nodes, ranges, mode, node.StartOptions{})
 	return c, consoles
 }
 
-// clusterToStop is cluster, and what stops all nodes but the first.
-func clusterToStop(t *testing.T, nodes, ranges int, mode config.ConsoleMode) (_ *clientv3.Client, consoles []string, stop func()) {
+// clusterToStop is cluster, and what stops all nodes but the first. Each node is started with the options.
+func clusterToStop(t *testing.T, nodes, ranges int, mode config.ConsoleMode, o node.StartOptions) (_ *clientv3.Client, consoles []string, stop func()) {
 	t.Helper()
 	urls := unused(t, 2*nodes)
 	all := types.URLsMap{}
@@ -84,7 +88,7 @@ func clusterToStop(t *testing.T, nodes, ranges int, mode config.ConsoleMode) (_ 
 			t.Fatal(err)
 		}
 		wg.Go(func() {
-			n, err := node.Start(t.Context(), c, zap.NewNop())
+			n, err := node.StartWith(t.Context(), c, zap.NewNop(), o)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -127,6 +131,30 @@ func clusterToStop(t *testing.T, nodes, ranges int, mode config.ConsoleMode) (_ 
 			t.Fatal("the cluster does not serve")
 		}
 	}
+}
+
+// front is what stands before a console: it answers some paths below /console/api/ itself, with what is given as JSON. It returns
+// its own address of the console.
+func front(t *testing.T, console string, answers map[string]any) string {
+	t.Helper()
+	target, err := url.Parse(console)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, target.Host
+		r.Out.Header.Del("Origin")
+		r.Out.Header.Del("Sec-Fetch-Site")
+	}})
+	for path, v := range answers {
+		mux.HandleFunc("/console/api/"+path, func(w http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(w).Encode(v) // the page may be gone
+		})
+	}
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL + "/console/"
 }
 
 // tab is a page of a browser, which notes what the browser complains of.

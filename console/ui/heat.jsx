@@ -1,5 +1,5 @@
 import { h, Fragment } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { admin, usePoll } from "./api.js";
 import { beyond, bytes, clockTime, count, dateTime, key as keyText, num, pack, parseKey, rate, span } from "./format.js";
 import { Choice, Key, Live, Page } from "./parts.jsx";
@@ -25,10 +25,9 @@ export function Heat() {
   const [prefix, setPrefix] = useState("");
   const poll = usePoll(
     (stop) => {
-      const now = Math.floor(Date.now() / 1000);
       const p = parseKey(prefix);
       const keys = p.length ? { start: pack(p), end: pack(beyond(p)) } : {};
-      return admin("Heat", { from_unix_seconds: String(now - back), to_unix_seconds: String(now), max_rows: 256, max_columns: 400, ...keys }, stop);
+      return admin("Heat", { last_seconds: back, max_rows: 256, max_columns: 400, ...keys }, stop);
     },
     back <= 6 * 3600 ? 10000 : 60000,
     [back, prefix],
@@ -87,28 +86,23 @@ function Map({ heat, kind, back }) {
   const [width, setWidth] = useState(0);
   const rows = (heat.starts || []).length, columns = (heat.columns || []).length;
   const height = Math.max(320, Math.min(720, innerHeight - 250));
-  const values = heat[kind] || [];
-  // The last column may not be over yet. A reader's clock that disagrees with that says nothing.
-  const lasted = (c) => {
-    const whole = num(heat.columns[c].seconds), soFar = Date.now() / 1000 - num(heat.columns[c].start_unix_seconds);
-    return c === columns - 1 && soFar >= 1 && soFar < whole ? soFar : Math.max(1, whole);
-  };
-  const perSecond = (r, c) => num(values[r * columns + c]) / lasted(c);
-  let top = 0;
-  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) top = Math.max(top, perSecond(r, c));
   const name = dark.value ? "dark" : "light";
+  // A move of the pointer changes neither.
+  const { rates, top } = useMemo(() => measure(heat, kind), [heat, kind]);
+  const image = useMemo(() => paint(heat, rates, top, name), [rates, name]);
 
   useEffect(() => {
     const drawn = box.current;
-    const o = new ResizeObserver(() => drawn.isConnected && setWidth(drawn.clientWidth));
+    const o = new ResizeObserver(([now]) => drawn.isConnected && setWidth(now.contentRect.width));
     o.observe(drawn);
     return () => o.disconnect();
   }, []);
 
-  useEffect(() => {
-    if (!width || !rows || !columns) return;
-    draw(canvas.current, { width, height, rows, columns, perSecond, top, heat, at, name, back });
-  }, [width, height, heat, kind, at, name]);
+  // Before the page is painted: the map agrees with what is said below it.
+  useLayoutEffect(() => {
+    if (!width || !canvas.current) return; // where there is nothing to draw, there is no canvas
+    draw(canvas.current, { width, height, rows, columns, image, heat, at, back });
+  }, [width, height, image, at]);
 
   if (!rows || !columns || top === 0) {
     return (
@@ -174,30 +168,45 @@ function Map({ heat, kind, back }) {
   );
 }
 
-// draw paints the map with the first key below, as keys grow upwards, and time to the right.
-function draw(canvas, { width, height, rows, columns, perSecond, top, heat, at, name, back }) {
-  const ratio = devicePixelRatio || 1;
-  const inside = width - 2; // the card's border
-  canvas.width = Math.round(inside * ratio);
-  canvas.height = Math.round(height * ratio);
-  const g = canvas.getContext("2d");
-  g.scale(ratio, ratio);
-  const css = getComputedStyle(document.documentElement);
+// measure returns the requests or bytes a second of all cells, row by row, and the most of them. The last column may not be over
+// yet, by the clock of the node that has answered.
+function measure(heat, kind) {
+  const columns = heat.columns || [], values = heat[kind] || [];
+  const lasted = columns.map((c) => Math.max(1, Math.min(num(c.seconds), num(heat.unix_ms) / 1000 - num(c.start_unix_seconds))));
+  const rates = Float64Array.from(values, (v, i) => num(v) / lasted[i % columns.length]);
+  return { rates, top: rates.reduce((most, v) => Math.max(most, v), 0) };
+}
+
+// paint makes a picture with a pixel for each cell, the first key below. It is null where nothing was.
+function paint(heat, rates, top, name) {
+  const rows = (heat.starts || []).length, columns = (heat.columns || []).length;
+  if (top === 0) return null;
   const colours = colourTable(name);
   const image = new ImageData(columns, rows);
   const scale = Math.log1p(top * 60);
   for (let r = 0; r < rows; r++) {
     for (let c = 0; c < columns; c++) {
-      const v = perSecond(r, c);
+      const v = rates[r * columns + c];
       const i = v > 0 ? Math.max(24, Math.round((Math.log1p(v * 60) / scale) * 255)) : 0;
       image.data.set(colours.subarray(i * 4, i * 4 + 4), ((rows - 1 - r) * columns + c) * 4);
     }
   }
   const small = new OffscreenCanvas(columns, rows);
   small.getContext("2d").putImageData(image, 0, 0);
+  return small;
+}
+
+// draw shows the picture with its axes: keys grow upwards, time to the right.
+function draw(canvas, { width, height, rows, columns, image, heat, at, back }) {
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const g = canvas.getContext("2d");
+  g.scale(ratio, ratio);
+  const css = getComputedStyle(document.documentElement);
   g.imageSmoothingEnabled = false;
-  const w = inside - left, hgt = height - below;
-  g.drawImage(small, left, 0, w, hgt);
+  const w = width - left, hgt = height - below;
+  g.drawImage(image, left, 0, w, hgt);
 
   g.font = "11px ui-monospace, monospace";
   g.fillStyle = css.getPropertyValue("--dim");
@@ -218,7 +227,8 @@ function draw(canvas, { width, height, rows, columns, perSecond, top, heat, at, 
   const every = Math.max(1, Math.ceil(columns / Math.max(2, Math.floor(w / 110))));
   for (let c = Math.floor(every / 2); c < columns; c += every) {
     const ms = num(heat.columns[c].start_unix_seconds) * 1000;
-    g.fillText(back > 86400 ? dateTime(ms).slice(5) : clockTime(ms).slice(0, 5), left + ((c + 0.5) / columns) * w, height - 8);
+    const t = back > 86400 ? dateTime(ms).slice(5) : clockTime(ms).slice(0, 5);
+    g.fillText(t, Math.min(left + ((c + 0.5) / columns) * w, width - g.measureText(t).width / 2), height - 8);
   }
   if (at && at.r < rows && at.c < columns) {
     const x = left + (at.c / columns) * w, y = hgt - ((at.r + 1) / rows) * hgt;
