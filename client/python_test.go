@@ -2,7 +2,6 @@ package client_test
 
 import (
 	"bytes"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/embedtest"
+	"github.com/skeindb/skein/internal/leftout"
 )
 
 // TestPython runs the client of examples/python, as its first lines and docs/PIPE.md say. So whoever knows only these can use the
@@ -19,10 +19,7 @@ func TestPython(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs real processes, one of which it builds")
 	}
-	protoc, err := exec.LookPath("protoc")
-	if err != nil {
-		leaveOut(t, "%v: Debian has it as protobuf-compiler", err)
-	}
+	protoc := leftout.Tool(t, "protoc", "protobuf-compiler")
 	python := pythonWithGRPC(t)
 	dir := t.TempDir()
 	etcd, set := filepath.Join(dir, "etcd.binpb"), filepath.Join(dir, "pipe.binpb")
@@ -47,18 +44,8 @@ func pythonWithGRPC(t *testing.T) string {
 			return python
 		}
 	}
-	leaveOut(t, "no Python with grpcio: Debian has it as python3-grpcio")
+	leftout.Because(t, "no Python with grpcio (Debian: apt-get install python3-grpcio)")
 	return ""
-}
-
-// leaveOut skips a test that this machine cannot run, or fails it if nothing may be left out.
-func leaveOut(t *testing.T, format string, args ...any) {
-	t.Helper()
-	leave := t.Skipf
-	if os.Getenv("SKEIN_NOTHING_LEFT_OUT") != "" {
-		leave = t.Fatalf
-	}
-	leave("left out: "+format, args...)
 }
 
 // run runs a command at the top of the tree, and returns what it prints.

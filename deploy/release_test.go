@@ -1,10 +1,10 @@
 package deploy
 
 import (
+	"cmp"
 	"compress/gzip"
 	"debug/elf"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/skeindb/skein/internal/leftout"
 )
 
 var release = flag.Bool("release", false, "make what is published, and test it")
@@ -62,13 +64,14 @@ func makeAt(dir string, env ...string) (made string, err error) {
 	return made, nil
 }
 
-// output runs a tool and returns what it prints. Where there is no such tool, the test ends with the reason.
+// debian is the package of a tool that is named otherwise.
+var debian = map[string]string{"systemd-analyze": "systemd", "systemctl": "systemd", "dpkg-deb": "dpkg", "docker": "docker-cli"}
+
+// output runs a tool and returns what it prints. Where there is no such tool, the test is left out.
 func output(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
-		t.Skipf("left out: there is no %s here", name)
-	}
-	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	tool := leftout.Tool(t, name, cmp.Or(debian[name], name))
+	out, err := exec.CommandContext(t.Context(), tool, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
@@ -213,7 +216,7 @@ func TestDeb(t *testing.T) {
 func TestDebInstalls(t *testing.T) {
 	deb := debOf(t)
 	if os.Getuid() != 0 {
-		t.Skip("left out: only root gives files to root")
+		leftout.Because(t, "only root gives files to root")
 	}
 	dir := t.TempDir()
 	admin, tools := filepath.Join(dir, "var/lib/dpkg"), t.TempDir()

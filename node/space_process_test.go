@@ -21,6 +21,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/internal/leftout"
 )
 
 // mountSmall mounts a file system of so many bytes for a node's directory. Without that
@@ -31,11 +32,7 @@ func mountSmall(t *testing.T, dir string, size int) {
 		t.Fatal(err)
 	}
 	if err := syscall.Mount("skein-test", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", size)); err != nil {
-		leave := t.Skipf
-		if os.Getenv("SKEIN_NOTHING_LEFT_OUT") != "" {
-			leave = t.Fatalf
-		}
-		leave("left out, a real full disk: mount a tmpfs of %d bytes: %v (it takes root)", size, err)
+		leftout.Because(t, "a real full disk: mount a tmpfs of %d bytes: %v (it takes root)", size, err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, 0); err != nil {

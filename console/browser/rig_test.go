@@ -11,7 +11,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -26,6 +25,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/internal/leftout"
 	"github.com/skeindb/skein/node"
 )
 
@@ -167,13 +167,10 @@ type tab struct {
 	complaints []string
 }
 
-// newTab starts a browser, or skips the test where there is none.
+// newTab starts a browser. Where there is none the test is left out.
 func newTab(t *testing.T) *tab {
 	t.Helper()
-	path, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Skip("there is no chromium (Debian: apt-get install chromium): the console is not tested in a browser")
-	}
+	path := leftout.Tool(t, "chromium", "chromium")
 	profile, err := os.MkdirTemp("", "console-browser-") //nolint:usetesting // the browser may still write when the test has ended
 	if err != nil {
 		t.Fatal(err)

@@ -53,10 +53,10 @@ type pod struct {
 func newKubernetes(t *testing.T) *kubernetes {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("left out: only root may make networks and change the root of a process")
+		leaveOut(t, "only root may make networks and change the root of a process")
 	}
 	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skipf("left out: %v (package iproute2)", err)
+		leaveOut(t, "%v (Debian: apt-get install iproute2)", err)
 	}
 	k := &kubernetes{t: t, dir: t.TempDir(), secrets: map[string]map[string][]byte{}, addresses: map[string]string{}}
 	for dir := k.dir; dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
