@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/skeindb/skein/internal/leftout"
 )
 
 // TestFiles: the files in git are those that the generator writes.
@@ -177,23 +179,9 @@ func TestAlertsAreExplained(t *testing.T) {
 	}
 }
 
-// tool returns the path of a program. Where it is missing the test is left out, or fails with SKEIN_NOTHING_LEFT_OUT.
-func tool(t *testing.T, name, pack string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		leave := t.Skipf
-		if os.Getenv("SKEIN_NOTHING_LEFT_OUT") != "" {
-			leave = t.Fatalf
-		}
-		leave("left out: %s is missing (Debian has it in the package %s)", name, pack)
-	}
-	return path
-}
-
 // TestPromtool: Prometheus takes the rules, and the alerts fire when they should.
 func TestPromtool(t *testing.T) {
-	promtool := tool(t, "promtool", "prometheus")
+	promtool := leftout.Tool(t, "promtool", "prometheus")
 	commands := [][]string{{"check", "rules", "alerts.yaml", "rules.yaml"}}
 	if !testing.Short() { // a quarter of a minute of the processor's time
 		commands = append(commands, []string{"test", "rules", "testdata/alerts_test.yaml"})
@@ -217,7 +205,7 @@ func TestPromtool(t *testing.T) {
 
 // TestLibsonnet: jsonnet makes of the mixin what the files have, with the user's selector.
 func TestLibsonnet(t *testing.T) {
-	jsonnet := tool(t, "jsonnet", "jsonnet")
+	jsonnet := leftout.Tool(t, "jsonnet", "jsonnet")
 	out, err := exec.Command(jsonnet, "-e", `(import 'mixin.libsonnet') + { _config+:: { skeinSelector: 'job="mine"' } } + {
   alerts: $.prometheusAlerts, rules: $.prometheusRules, dashboards: $.grafanaDashboards }`).Output()
 	if err != nil {

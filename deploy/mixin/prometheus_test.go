@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/skeindb/skein/internal/leftout"
 	"github.com/skeindb/skein/internal/ports"
 )
 
@@ -39,7 +40,9 @@ type monitored struct {
 	args       [][]string
 	nodes      []*exec.Cmd
 	prometheus string // its URL
-	small      bool   // the first node has a small disk
+	// small is the first node's disk. Without it noDisk says why.
+	small  *smallDisk
+	noDisk error
 }
 
 // TestPrometheus: a real Prometheus scrapes three processes under load. Each query of the mixin has data, and alerts fire
@@ -48,7 +51,7 @@ func TestPrometheus(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs real processes")
 	}
-	m := newMonitored(t, tool(t, "prometheus", "prometheus"))
+	m := newMonitored(t, leftout.Tool(t, "prometheus", "prometheus"))
 	m.use()
 	m.awaitData()
 
@@ -63,6 +66,7 @@ func TestPrometheus(t *testing.T) {
 	m.await("SkeinWatchersLag", false)
 
 	m.fullDisk()
+	m.slowDisk()
 
 	m.kill(2)
 	m.await("SkeinNodeDown", true)
@@ -70,8 +74,10 @@ func TestPrometheus(t *testing.T) {
 	m.kill(1)
 	m.await("SkeinMostNodesDown", true)
 	m.await("SkeinNoLeader", true)
+	m.await("SkeinRangesWithoutQuorum", true)
 	m.start(1)
 	m.await("SkeinNoLeader", false)
+	m.await("SkeinRangesWithoutQuorum", false)
 	m.await("SkeinMostNodesDown", false)
 	m.start(2)
 	for _, name := range []string{"SkeinNodeDown", "SkeinPeerUnreached"} {
@@ -156,12 +162,14 @@ func (m *monitored) kill(i int) {
 	m.nodes[i] = nil
 }
 
-// startPrometheus has the rules of the mixin, with alerts that fire after two seconds.
+// startPrometheus has the rules of the mixin, with alerts that fire after two seconds and that look back for 20 of them, not for
+// five minutes.
 func (m *monitored) startPrometheus(binary string, targets []string, port int) {
 	m.t.Helper()
 	quick := alerts()
 	for i := range quick {
 		quick[i].lasts = min(quick[i].lasts, 2*time.Second)
+		quick[i].expr = strings.ReplaceAll(quick[i].expr, "[5m]", "[20s]")
 	}
 	at := func(name string) string { return filepath.Join(m.dir, name) }
 	config := fmt.Sprintf("global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\nrule_files: [%q, %q]\nscrape_configs:\n"+
@@ -217,55 +225,6 @@ func (m *monitored) watchWithoutTaking() (end func()) {
 		m.t.Fatal(err)
 	}
 	return func() { _ = conn.Close() } // nothing was to come
-}
-
-// fullDisk fills the disk of the first node, which is a small one, and frees it again.
-func (m *monitored) fullDisk() {
-	m.t.Helper()
-	if !m.small {
-		leave := m.t.Logf
-		if os.Getenv("SKEIN_NOTHING_LEFT_OUT") != "" {
-			leave = m.t.Errorf
-		}
-		leave("left out, a full disk: it takes root to mount one")
-		return
-	}
-	path := filepath.Join(m.dir, "n1", "somebody-else")
-	f, err := os.Create(path)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	for zeros := make([]byte, 1<<20); err == nil; {
-		_, err = f.Write(zeros)
-	}
-	if closed := f.Close(); closed != nil || !errors.Is(err, syscall.ENOSPC) {
-		m.t.Fatal(err, closed)
-	}
-	m.await("SkeinDiskFull", true)
-	m.await("SkeinAlarm", true)
-	if err := os.Remove(path); err != nil {
-		m.t.Fatal(err)
-	}
-	m.await("SkeinDiskFull", false)
-	m.await("SkeinAlarm", false)
-}
-
-// mountSmall makes a small disk of the first node's directory, if this process may.
-func (m *monitored) mountSmall() {
-	m.t.Helper()
-	dir := filepath.Join(m.dir, "n1")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		m.t.Fatal(err)
-	}
-	if err := syscall.Mount("skein-test", dir, "tmpfs", 0, "size=512m,mode=0700"); err != nil {
-		return
-	}
-	m.small = true
-	m.t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			m.t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
 }
 
 // alarm has a client raise the alarm that a store is full, or end it.
