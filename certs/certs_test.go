@@ -188,6 +188,30 @@ func (s *story) shell(lines string) error {
 	return nil
 }
 
+// TestNoUser: a client that is no user has no common name, and is listed by its name.
+func TestNoUser(t *testing.T) {
+	root := t.TempDir()
+	d := certs.At(root, time.Now)
+	if _, err := d.CreateCA(10, false); err != nil {
+		t.Fatal(err)
+	}
+	made, err := d.CreateClient("proxy", certs.Issue{Days: 5, NoUser: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(filepath.Join(root, "client.proxy.crt"), filepath.Join(root, "client.proxy.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := d.List()
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if cn := pair.Leaf.Subject.CommonName; cn != "" || made.Name != "proxy" || all[1].Name != "proxy" || all[1].Kind != "client" {
+		t.Errorf("common name %q, made %+v, listed %+v", cn, made, all[1])
+	}
+}
+
 // TestUse: TLS takes the certificates for what they are for, and for nothing else.
 func TestUse(t *testing.T) {
 	root := t.TempDir()

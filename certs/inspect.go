@@ -37,9 +37,19 @@ func hostsOf(cert *x509.Certificate) []string {
 	return all
 }
 
+// clientName is the name that CreateClient was given.
+func clientName(cert *x509.Certificate) string {
+	for _, unit := range cert.Subject.OrganizationalUnit {
+		if name, ok := strings.CutPrefix(unit, clientUnit); ok && cert.Subject.CommonName == "" {
+			return name
+		}
+	}
+	return cert.Subject.CommonName
+}
+
 // info describes a certificate of the directory's authority. list may be nil.
 func (d *Dir) info(name string, cert *x509.Certificate, list *x509.RevocationList) Info {
-	i := Info{File: name, Kind: "client", Name: cert.Subject.CommonName, Serial: serialText(cert), Until: cert.NotAfter, State: "valid"}
+	i := Info{File: name, Kind: "client", Name: clientName(cert), Serial: serialText(cert), Until: cert.NotAfter, State: "valid"}
 	i.Hosts = hostsOf(cert)
 	if role, err := roleOf(cert); err == nil && role != "" {
 		i.Kind, i.Name = "node", role

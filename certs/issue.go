@@ -25,7 +25,13 @@ type Issue struct {
 	// the authority's own.
 	Out       string
 	Overwrite bool
+	// NoUser leaves the common name out of a client's certificate, so that it stands for no user. etcd's gRPC proxy takes no
+	// other one.
+	NoUser bool
 }
+
+// clientUnit is before the name in the organizational unit of a client that is no user.
+const clientUnit = "client "
 
 // maxName bounds names in bytes: what X.509 allows in a common name.
 const maxName = 64
@@ -58,10 +64,14 @@ func (d *Dir) CreateNode(name string, hosts []string, o Issue) (Info, error) {
 	return d.issue(name, template, NodeFile, NodeKey, o)
 }
 
-// CreateClient makes a client's certificate.
+// CreateClient makes a client's certificate. Its common name, which is the user, is the name.
 func (d *Dir) CreateClient(name string, o Issue) (Info, error) {
+	subject := pkix.Name{Organization: []string{"skein"}, CommonName: name}
+	if o.NoUser {
+		subject.CommonName, subject.OrganizationalUnit = "", []string{clientUnit + name}
+	}
 	return d.issue(name, &x509.Certificate{
-		Subject:     pkix.Name{Organization: []string{"skein"}, CommonName: name},
+		Subject:     subject,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, clientPrefix+name+certSuffix, clientPrefix+name+keySuffix, o)
 }

@@ -65,10 +65,12 @@ func newCreateNode(f *certFlags) *cobra.Command {
 
 func newCreateClient(f *certFlags) *cobra.Command {
 	o := &certs.Issue{}
-	return issuingFlags(&cobra.Command{
+	c := issuingFlags(&cobra.Command{
 		Use: "create-client NAME", Short: "Make the certificate of a client, with NAME as common name", Args: cobra.ExactArgs(1),
 		RunE: failing(func(c *cobra.Command, args []string) error { return made(c)(f.open().CreateClient(args[0], *o)) }),
 	}, o)
+	c.Flags().BoolVar(&o.NoUser, "no-user", false, "leave the common name out: it is nobody's user, as etcd's gRPC proxy wants it")
+	return c
 }
 
 // made returns what tells of a new certificate.
