@@ -3,7 +3,6 @@ package deploy
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,8 +16,12 @@ import (
 	"go.uber.org/zap"
 	"sigs.k8s.io/yaml"
 
+	"github.com/skeindb/skein/internal/leftout"
 	"github.com/skeindb/skein/internal/ports"
 )
+
+// patience bounds every wait: it only has to end a test that would wait for ever.
+const patience = 2 * time.Minute
 
 // imageUser is the user of the Dockerfile.
 const imageUser = 65532
@@ -92,7 +95,7 @@ func (i *image) runs(name string, args ...string) string {
 func TestImageRoot(t *testing.T) {
 	dir := made(t)
 	if os.Getuid() != 0 {
-		t.Skip("left out: only root may change the root of a process")
+		leftout.Because(t, "only root may change the root of a process")
 	}
 	free, err := ports.Unused(10)
 	if err != nil {
@@ -145,26 +148,27 @@ func (i *image) behindProxy(listen string) {
 	if got := i.runs("etcdctl", "--endpoints", listen, "get", "--prefix", "--keys-only", ""); strings.TrimSpace(got) != "b" {
 		t.Errorf("through the proxy: %q", got)
 	}
-	i.coalesces(cluster, listen)
+	coalesces(t, func() (*clientv3.Client, error) {
+		return clientv3.New(clientv3.Config{Endpoints: []string{listen}, Logger: zap.NewNop()})
+	}, func(path string) (string, error) { return get(http.DefaultClient, "http://"+cluster+path) })
 }
 
 // coalesces has four clients watch one key and keep a lease alive each, through the proxy. The first watch and the first
 // stream of renewals reach the cluster, and those of the others do not.
-func (i *image) coalesces(cluster, listen string) {
-	t := i.t
+func coalesces(t *testing.T, connect func() (*clientv3.Client, error), page func(path string) (string, error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var clients []*clientv3.Client
 	for range 4 {
-		c, err := clientv3.New(clientv3.Config{Endpoints: []string{listen}, Logger: zap.NewNop()})
+		c, err := connect()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
 		clients = append(clients, c)
 	}
-	before := seen(t, cluster)
+	before := seen(t, page)
 	var watches []clientv3.WatchChan
 	for _, c := range clients {
 		w := c.Watch(ctx, "c", clientv3.WithCreatedNotify())
@@ -183,7 +187,7 @@ func (i *image) coalesces(cluster, listen string) {
 		if r := <-renewed; r == nil || r.TTL != 60 {
 			t.Fatalf("renewed: %v", r)
 		}
-		if got, want := seen(t, cluster), (load{before.watchers + 1, before.renewing + 1}); got != want {
+		if got, want := seen(t, page), (load{before.watchers + 1, before.renewing + 1}); got != want {
 			t.Errorf("the node has %+v with %d clients behind the proxy, want %+v", got, len(watches), want)
 		}
 	}
@@ -204,19 +208,14 @@ type load struct {
 }
 
 // seen reads it from the node's metrics.
-func seen(t *testing.T, node string) (l load) {
+func seen(t *testing.T, page func(path string) (string, error)) (l load) {
 	t.Helper()
-	resp, err := http.Get("http://" + node + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
+	text, err := page("/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := 0
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		for prefix, to := range map[string]*int{
 			"etcd_debugging_mvcc_watcher_total ":                      &l.watchers,
 			`grpc_server_started_total{grpc_method="LeaseKeepAlive",`: &l.renewing,
@@ -274,89 +273,84 @@ func (i *image) behindGateway(listen string, kill func()) {
 	put("after")
 }
 
-// composeFile is what the test reads of compose.yaml.
+// composeFile is what the tests read of compose.yaml.
 type composeFile struct {
-	Services map[string]struct {
-		Image       string
-		Command     []string
-		Environment map[string]string
-		Volumes     []string
-		Profiles    []string
-		Healthcheck struct{ Test []string }
+	Services map[string]struct{ Image string }
+}
+
+// compose runs docker compose, in a project of its own.
+type compose struct {
+	t   *testing.T
+	env []string
+}
+
+// run runs a line at the top of the tree until it succeeds, and returns what it printed.
+func (c *compose) run(line string) string {
+	c.t.Helper()
+	// There is no terminal here, which exec expects.
+	args := strings.Fields(strings.Replace(line, " exec ", " exec -T ", 1))
+	for began := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+		cmd := exec.CommandContext(c.t.Context(), args[0], args[1:]...)
+		cmd.Dir, cmd.Env = "..", c.env
+		var wrong strings.Builder
+		cmd.Stderr = &wrong
+		out, err := cmd.Output()
+		if err == nil {
+			return string(out)
+		}
+		if time.Since(began) > patience {
+			c.t.Fatalf("%s: %v\n%s%s", line, err, out, wrong.String())
+		}
 	}
 }
 
-// The services of compose.yaml run in docker, keep their data when they are made anew, and are healthy by their own check.
+// TestCompose: docker compose does with compose.yaml what README.md says. The services are healthy by their own checks, and keep their
+// data when their containers are made anew. It takes the port 2379 of this machine, as the file does.
 func TestCompose(t *testing.T) {
-	b, err := os.ReadFile("docker/compose.yaml")
+	dir := made(t)
+	leftout.Tool(t, "docker", "docker.io")
+	for what, advice := range map[string]string{"info": "docker does not run here", "compose version": "docker has no compose (Debian 13: apt-get install docker-compose)"} {
+		if out, err := exec.CommandContext(t.Context(), "docker", strings.Fields(what)...).CombinedOutput(); err != nil {
+			leftout.Because(t, "%s: %v\n%s", advice, err, out)
+		}
+	}
+	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var c composeFile
-	if err := yaml.Unmarshal(b, &c); err != nil {
-		t.Fatal(err)
-	}
-	if len(c.Services) != 4 {
-		t.Fatalf("services %v", c.Services)
-	}
-	dir := made(t)
-	if out, err := exec.CommandContext(t.Context(), "docker", "info").CombinedOutput(); err != nil {
-		t.Skipf("left out: docker does not run here: %v\n%s", err, out)
-	}
-	prefix := fmt.Sprintf("skeintest%d-", os.Getpid())
-	tag := c.Services["n1"].Image
-	output(t, "docker", "build", "-q", "-t", tag, dir)
-	output(t, "docker", "network", "create", prefix+"net")
-	t.Cleanup(func() { _ = exec.Command("docker", "network", "rm", prefix+"net").Run() })
-	remove := func(name string) { _ = exec.Command("docker", "rm", "-f", prefix+name).Run() }
-	run := func(name string) {
-		t.Helper()
-		s := c.Services[name]
-		args := []string{"run", "-d", "--name", prefix + name, "--network", prefix + "net", "--network-alias", name}
-		for k, v := range s.Environment {
-			args = append(args, "-e", k+"="+v)
-		}
-		for _, v := range s.Volumes {
-			args = append(args, "-v", prefix+v)
-		}
-		output(t, "docker", append(append(args, s.Image), s.Command...)...)
-	}
-	in := func(name string, args ...string) string {
-		t.Helper()
-		for began := time.Now(); ; time.Sleep(200 * time.Millisecond) {
-			out, err := exec.CommandContext(t.Context(), "docker", append([]string{"exec", prefix + name}, args...)...).CombinedOutput()
-			if err == nil {
-				return string(out)
-			}
-			if time.Since(began) > time.Minute {
-				t.Fatalf("%s: %s: %v\n%s", name, strings.Join(args, " "), err, out)
-			}
+	var lines []string
+	for line := range strings.Lines(string(readme)) {
+		if line, _, _ = strings.Cut(line, "  #"); strings.HasPrefix(line, "docker compose ") {
+			lines = append(lines, strings.TrimSpace(line))
 		}
 	}
-	names := []string{"n1", "n2", "n3"}
-	for _, n := range append(names, "n4") {
-		t.Cleanup(func() { _ = exec.Command("docker", "volume", "rm", prefix+n).Run() })
-		t.Cleanup(func() { remove(n) })
+	const file = "docker compose -f deploy/docker/compose.yaml "
+	if len(lines) != 4 || !strings.HasPrefix(lines[0], file) {
+		t.Fatalf("README.md has %q", lines)
 	}
-	for _, n := range names {
-		run(n)
+	c := &compose{t, append(os.Environ(), fmt.Sprintf("COMPOSE_PROJECT_NAME=skeintest%d", os.Getpid()))}
+	if got := strings.Fields(c.run(file + "--profile more config --services")); len(got) != 4 {
+		t.Fatalf("services %q", got)
 	}
-	in("n1", "etcdctl", "put", "a", "1")
-	for _, n := range names {
-		in(n, c.Services[n].Healthcheck.Test[1:]...)
-		output(t, "docker", "stop", "-t", "90", prefix+n)
-		remove(n)
+	output(t, "docker", "build", "-q", "-t", strings.TrimSpace(c.run(file+"config --images n1")), dir)
+	t.Cleanup(func() {
+		cmd := exec.Command("docker", strings.Fields(strings.TrimPrefix(file, "docker ")+"--profile more down -v -t 0")...)
+		cmd.Dir, cmd.Env = "..", c.env
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("down: %v\n%s", err, out)
+		}
+	})
+	for _, line := range lines {
+		t.Logf("%s\n%s", line, c.run(line))
 	}
-	for _, n := range names {
-		run(n)
-	}
-	if got := in("n2", "etcdctl", "get", "a", "--print-value-only"); got != "1\n" {
-		t.Errorf("after the containers were made anew: %q", got)
-	}
-	run("n4")
-	in("n4", c.Services["n4"].Healthcheck.Test[1:]...)
-	if got := in("n3", "skein", "node", "list"); !strings.Contains(got, "n4") {
+	c.run(file + "--profile more up -d --wait")
+	if got := c.run(file + "exec n3 skein node list"); !strings.Contains(got, "n4") {
 		t.Errorf("n4 has not joined:\n%s", got)
+	}
+	c.run(file + "--profile more down")
+	c.run(file + "up -d --wait")
+	if got := c.run(file + "exec n2 etcdctl get a --print-value-only"); got != "1\n" {
+		t.Errorf("after the containers were made anew: %q", got)
 	}
 }
 
