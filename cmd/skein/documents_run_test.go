@@ -33,7 +33,7 @@ var elsewhere = [][2]string{
 	{"README: bin/release/skein", "it uses etcd's own ports and the directory that it is in; deploy's TestImageRoot runs this program"},
 	{"README: sudo ", "it changes the machine; deploy's TestDebInstalls unpacks the package"},
 	{"README: skein etcdctl put a 1", "it speaks to the node of the Debian package"},
-	{"README: docker ", "it needs docker; deploy's TestImageRoot runs what is in the image, and TestCompose reads the file"},
+	{"README: docker ", "it needs docker; deploy's TestCompose runs those of compose, and TestImageRoot what is in the image"},
 	{"README: helm ", "it needs Kubernetes; deploy/helm's TestDocumentedCommands renders it"},
 	{"README: bin/skein cert create-ca ", "TestSecureQuickStart runs this block as it is"},
 	{"README: for i in 1 2 3; do bin/skein ", "TestSecureQuickStart"},
@@ -42,9 +42,10 @@ var elsewhere = [][2]string{
 	{"README: etcdctl user add root ", "TestSecureQuickStart"},
 	{"README: bin/skein node list", "TestSecureQuickStart"},
 	{"README: bin/skein import etcd ", "only a new cluster is loaded; TestMigrationDocument runs it"},
-	{"README: bin/loadtest ", "another program, whose TestExamples reads it; the tests of package loadtest make such loads"},
 	{"OPERATIONS: bin/skein --name n1 --data-dir d1 --discovery-srv ", "it asks DNS for records of a domain; node/join's tests have such records"},
-	{"OPERATIONS: bin/release/skein grpc-proxy ", "it is a module of its own; deploy's TestImageRoot runs it"},
+	{"OPERATIONS: bin/release/skein grpc-proxy ", "it is a module of its own; deploy's TestImageRoot and TestProxyWithCertificates run it"},
+	{"OPERATIONS: bin/skein cert create-client proxy ", "deploy's TestProxyWithCertificates uses it"},
+	{"OPERATIONS: sudo ", "it changes the machine; deploy's TestUnit has systemd read the drop-in"},
 	{"OPERATIONS: bin/skein placement add ", "it takes seven nodes; node/operate's TestVotersOfPlacementByHand has them"},
 	{"OPERATIONS: bin/skein placement remove ", "it takes seven nodes; node/operate's TestVotersOfPlacementByHand has them"},
 	{"OPERATIONS: bin/skein node recommission n4 ", "the node may be removed before; package node's TestNodeStates has one that is not"},
@@ -74,7 +75,7 @@ var elsewhere = [][2]string{
 // documents are those whose commands are run, and told the parts that come before all others: their commands make what those of
 // the others need.
 var (
-	documents = []string{"README", "OPERATIONS", "MONITORING", "TROUBLESHOOTING", "KUBERNETES", "BACKUP", "MIGRATION", "RECOVERY"}
+	documents = []string{"README", "LOADTEST", "OPERATIONS", "MONITORING", "TROUBLESHOOTING", "KUBERNETES", "BACKUP", "MIGRATION", "RECOVERY"}
 	told      = []string{
 		"README: Run a cluster", "README: Use it", "README: Operate it", "README: Bring data in and out",
 		"OPERATIONS: Plan a cluster", "OPERATIONS: See what is wrong", "OPERATIONS: Run it by systemd or docker",
@@ -98,15 +99,25 @@ var steps = map[string]step{
 	"README: etcdctl --endpoints 127.0.0.1:22379 watch ": {says: "PUT\na\n1\n"},
 	"README: etcdctl --endpoints 127.0.0.1:12379,":       {says: "STORAGE VERSION"},
 	"README: skein status":                               {unwell: true, says: "| n3 "},
-	"OPERATIONS: skein doctor":                           {unwell: true},
-	"OPERATIONS: skein status":                           {unwell: true, says: "| n3 "},
-	"OPERATIONS: skein debug bundle":                     {replace: []string{"debug bundle", "debug bundle --cpu 200ms"}, says: "wrote skein-bundle-"},
-	"OPERATIONS: skein gateway start":                    {after: throughGateway},
-	"OPERATIONS: skein range list":                       {says: "| KEPT |"},
-	"OPERATIONS: skein range show 1":                     {says: "revisions   compacted at"},
-	"OPERATIONS: skein node list":                        {says: "| serving "},
-	"OPERATIONS: skein range heat --endpoints":           {says: "| SHARE |"},
-	"OPERATIONS: skein audit check":                      {before: rotateAudit, says: "audit.log: "},
+	// Less of the same loads, with objectives that a busy machine meets too.
+	"README: loadtest run ":                    {replace: []string{"--total 100000", "--total 2000"}, says: " operations in "},
+	"README: loadtest kubernetes ":             {replace: smallLoad, says: " operations in "},
+	"LOADTEST: loadtest run ":                  {replace: smallLoad, says: " operations in "},
+	"LOADTEST: loadtest kubernetes ":           {replace: smallLoad, says: " operations in "},
+	"LOADTEST: loadtest sweep ":                {replace: smallLoad, says: "knee"},
+	"LOADTEST: loadtest compare --different ":  {before: copies("run.json", "etcd.json"), says: "api"},
+	"LOADTEST: loadtest compare before.json ":  {before: copies("run.json", "before.json", "after.json")},
+	"LOADTEST: loadtest compare --paired ":     {before: copies("run.json", "etcd-1.json", "etcd-2.json", "skein-1.json", "skein-2.json")},
+	"LOADTEST: loadtest merge ":                {before: copies("run.json", "one.json", "two.json")},
+	"OPERATIONS: skein doctor":                 {unwell: true},
+	"OPERATIONS: skein status":                 {unwell: true, says: "| n3 "},
+	"OPERATIONS: skein debug bundle":           {replace: []string{"debug bundle", "debug bundle --cpu 200ms"}, says: "wrote skein-bundle-"},
+	"OPERATIONS: skein gateway start":          {after: throughGateway},
+	"OPERATIONS: skein range list":             {says: "| KEPT |"},
+	"OPERATIONS: skein range show 1":           {says: "revisions   compacted at"},
+	"OPERATIONS: skein node list":              {says: "| serving "},
+	"OPERATIONS: skein range heat --endpoints": {says: "| SHARE |"},
+	"OPERATIONS: skein audit check":            {before: rotateAudit, says: "audit.log: "},
 	// From here on nothing moves but what is told to.
 	"OPERATIONS: skein --name n4 --data-dir d4 --listen-":                    {before: first("skein placement pause")},
 	"OPERATIONS: skein range move 1":                                         {says: "n4"},
@@ -138,6 +149,30 @@ var steps = map[string]step{
 	"KUBERNETES: skein cert create-ca ":                {before: first("rm -r certs", "rm -r root")},
 }
 
+// smallLoad makes a load small that loadtest's guide shows.
+var smallLoad = []string{
+	"--duration 30s", "--duration 2s", "--duration 1m", "--duration 2s", "--duration 5s", "--duration 1s", "--warmup 5s", "--warmup 1s",
+	"--clients 256", "--clients 32", "--rate 1000", "--rate 50", "--rate 2000", "--rate 50",
+	"p99<10ms", "p99<10s", "p99.9<50ms", "p99.9<50s", "throughput>1900", "throughput>9",
+	"--steps 16,64,256,1024", "--steps 8,16 --duration 1s", "--steps 1000,2000,4000,8000", "--steps 20,40 --duration 1s", "--p99 10ms", "--p99 10s",
+	"--p99 50ms", "--p99 10s --steps 8,16",
+	"--api pipe --endpoints", "--duration 2s --api pipe --endpoints",
+}
+
+// copies has a file that is there under other names too.
+func copies(from string, to ...string) func(*story) []string {
+	return func(s *story) []string {
+		b, err := os.ReadFile(from)
+		for _, name := range to {
+			err = errors.Join(err, os.WriteFile(name, b, 0o600))
+		}
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return nil
+	}
+}
+
 // first has lines run before a command, and then has them run after it.
 func first(lines ...string) func(*story) []string {
 	return func(s *story) []string { then(lines...)(s); return nil }
@@ -165,6 +200,8 @@ type story struct {
 	flags map[string]string
 	// starting are URLs of nodes that have not been seen to serve.
 	starting []string
+	// loadtest is the path of that program.
+	loadtest string
 	// extra is a further variable of commands. last is what the last of them has printed.
 	extra string
 	last  string
@@ -258,7 +295,7 @@ func documentLines(t *testing.T) (all []documentLine) {
 				all = append(all, documentLine{at: at, line: line})
 				continue
 			}
-			key := strings.Replace(at, " bin/skein", " skein", 1)
+			key := strings.Replace(at, ": bin/", ": ", 1)
 			var st step
 			for begin, its := range steps {
 				if strings.HasPrefix(key, begin) {
@@ -284,7 +321,7 @@ func documentLines(t *testing.T) (all []documentLine) {
 // commandsOf returns the commands of a document's block, and none of one with anything else.
 func commandsOf(block []string) (all []string) {
 	first, _, _ := strings.Cut(block[0], " ")
-	if first == "" || first == "go" && len(block[0]) == 2 || strings.HasSuffix(first, ":") || strings.ContainsAny(first[:1], `-"`) {
+	if first == "" || (first == "go" || first == "ini") && len(block[0]) == len(first) || strings.HasSuffix(first, ":") || strings.ContainsAny(first[:1], `-"`) {
 		return nil
 	}
 	text := regexp.MustCompile(`\\\n *`).ReplaceAllString(strings.Join(block, "\n"), "")
@@ -305,11 +342,15 @@ func newStory(t *testing.T) *story {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
+	s := &story{t: t, nodes: map[string]*exec.Cmd{}, flags: map[string]string{}, loadtest: filepath.Join(t.TempDir(), "loadtest")}
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", "invariants", "-o", s.loadtest, "../loadtest").CombinedOutput(); err != nil {
+		t.Fatalf("build loadtest: %v\n%s", err, out)
+	}
 	t.Chdir(dir)
-	s := &story{t: t, nodes: map[string]*exec.Cmd{}, flags: map[string]string{}}
 	for i, port := range []int{12379, 22379, 32379, 42379, 52379, 12380, 22380, 32380, 42380, 52380, 23790, 4317} {
 		s.told = append(s.told, fmt.Sprint(":", port), fmt.Sprint(":", free[i]))
 	}
+	s.told = append(s.told, "--endpoints 127.0.0.1:2379", fmt.Sprint("--endpoints 127.0.0.1:", free[0])) // of a guide without a cluster
 	s.told = append(s.told, "file:///var/backups/skein", "file://"+dir+"/backups", "/var/lib/skein", dir+"/lib", "/etc/skein/n1.yaml", dir+"/n1.yaml")
 	if err := os.WriteFile("n1.yaml", []byte("name: n1\ndata-dir: "+dir+"/d9\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -374,19 +415,14 @@ func (s *story) runs(line string) (code int) {
 		var out bytes.Buffer
 		code = execute(ctx, words[1:], append(s.environ(line), "SKEIN_COMMAND_TIMEOUT="+patience.String()), &out, &out)
 		s.last = out.String()
+	case words[0] == "loadtest":
+		code = s.prints(line, exec.CommandContext(s.t.Context(), s.loadtest, words[1:]...))
 	case words[0] == "etcdctl" && slices.Contains(words, "watch"):
 		s.watches(words)
 	case words[0] == "etcdctl":
 		// Most of its commands begin to count before they read the variable of that.
 		words = append(words, "--command-timeout", patience.String(), "--dial-timeout", patience.String())
-		out, err := program(s.t, words[0], s.environ(line), words[1:]...).CombinedOutput()
-		var exit *exec.ExitError
-		if err != nil && !errors.As(err, &exit) {
-			s.t.Fatalf("%s: %v", line, err)
-		} else if err != nil {
-			code = exit.ExitCode()
-		}
-		s.last = string(out)
+		code = s.prints(line, program(s.t, words[0], nil, words[1:]...))
 	case words[0] == "rm" && words[1] == "-r" && len(words) == 3 && filepath.IsLocal(words[2]):
 		if err := os.RemoveAll(words[2]); err != nil {
 			s.t.Fatal(err)
@@ -395,6 +431,24 @@ func (s *story) runs(line string) (code int) {
 	default:
 		s.t.Fatalf("nobody runs %q here, and it is not among those that are left out", line)
 	}
+	return code
+}
+
+// prints runs a program of a line, and returns its exit code.
+func (s *story) prints(line string, c *exec.Cmd) (code int) {
+	s.t.Helper()
+	if c.Env == nil {
+		c.Env = os.Environ()
+	}
+	c.Env = append(c.Env, s.environ(line)...)
+	out, err := c.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		s.t.Fatalf("%s: %v", line, err)
+	} else if err != nil {
+		code = exit.ExitCode()
+	}
+	s.last = string(out)
 	return code
 }
 

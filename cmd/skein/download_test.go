@@ -294,29 +294,50 @@ func (u *unit) awaitTold(t *testing.T, want string) {
 	}
 }
 
-// etcd's own unit (contrib/systemd/etcd.service) works with skein under the name etcd: it gets its settings by
-// variables, and is ready when it serves.
+// dropIn is the one for a unit, of OPERATIONS.md.
+func dropIn(t *testing.T, unit string) string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(page), "systemctl edit "+unit)
+	_, text, begun := strings.Cut(text, "```ini\n")
+	text, _, ended := strings.Cut(text, "```")
+	if !found || !begun || !ended {
+		t.Fatalf("OPERATIONS.md has no drop-in for %s", unit)
+	}
+	return text
+}
+
+// etcd's own unit (contrib/systemd/etcd.service) works with skein, with the drop-in that OPERATIONS.md has: it gets its settings by
+// variables, and is ready when it serves. What it starts is in the Debian package.
 func TestEtcdsOwnUnit(t *testing.T) {
 	text, err := os.ReadFile("testdata/etcd.service")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var env, command []string
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(string(text) + dropIn(t, "etcd")) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		value = strings.ReplaceAll(value, "%m", "0f0f0f")
 		switch key {
 		case "Environment":
 			env = append(env, value)
 		case "ExecStart":
-			command = strings.Fields(value)
+			if command = append(command, strings.Fields(value)...); value == "" { // it takes back what was said before
+				command = nil
+			}
 		case "Type":
 			if value != "notify" {
 				t.Fatalf("the unit is of type %s", value)
 			}
 		}
 	}
-	u := startUnit(t, command[0], env, command[1:]...)
+	if pack, err := os.ReadFile("../../deploy/deb/nfpm.yaml"); err != nil || len(command) != 1 || !strings.Contains(string(pack), "dst: "+command[0]+",") {
+		t.Fatalf("it starts %q, which the Debian package does not have (%v)", command, err)
+	}
+	u := startUnit(t, command[0], env)
 	u.awaitTold(t, "READY=1")
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{u.client}, Logger: zap.NewNop()})
 	if err != nil {
