@@ -157,6 +157,7 @@ var smallLoad = []string{
 	"--steps 16,64,256,1024", "--steps 8,16 --duration 1s", "--steps 1000,2000,4000,8000", "--steps 20,40 --duration 1s", "--p99 10ms", "--p99 10s",
 	"--p99 50ms", "--p99 10s --steps 8,16",
 	"--api pipe --endpoints", "--duration 2s --api pipe --endpoints",
+	"--workload get", "--workload get --keys 1000", "--workload mixed", "--workload mixed --keys 1000", // all of which are filled first
 }
 
 // copies has a file that is there under other names too.

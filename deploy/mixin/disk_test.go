@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"github.com/skeindb/skein/internal/leftout"
@@ -128,16 +129,12 @@ func (m *monitored) slow(dir string) (stop func()) {
 			}
 		}
 	}()
-	end := func() {
-		if ask == nil {
-			return
-		}
+	stop = sync.OnceFunc(func() {
 		close(ask)
-		ask = nil
 		if err := <-done; err != nil {
 			m.t.Errorf("freeze %s: %v", dir, err)
 		}
-	}
-	m.t.Cleanup(end)
-	return end
+	})
+	m.t.Cleanup(stop)
+	return stop
 }
