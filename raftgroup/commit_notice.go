@@ -16,11 +16,11 @@ import (
 // commitNoticeDelay is how long a new commit index waits for the next entry, which
 // carries it along. A message of its own costs each follower a pass and a wal record,
 // just when the leader answers the client. If no entry follows, followers apply later by
-// at most one and a half times this delay.
+// at most one and a half times this delay, and by at most four times where it waits for a ride.
 const commitNoticeDelay = 2 * time.Millisecond
 
 // commitNoticeRideMax is how long one waits where other groups of the worker send entries meanwhile. It rides with those as soon
-// as it is half of commitNoticeDelay old: the followers have a frame and a pass at that time anyway.
+// as it is half of commitNoticeDelay old: its followers have a frame and a pass at that time anyway.
 const commitNoticeRideMax = 2 * commitNoticeDelay
 
 // commitNoticesRiding bounds how many groups' notices ride with the entries of one pass: somebody waits for it.
@@ -34,6 +34,8 @@ type commitNotices struct {
 	since clock.Time
 	// listed says that the group is on its worker's list.
 	listed bool
+	// rode says that the last ones left with entries of other groups.
+	rode bool
 }
 
 // holdCommitNotice holds back a MsgApp that carries nothing new but the commit index, and
@@ -141,6 +143,8 @@ func (g *Group) onCommitNotice(m *message) {
 type waitingNotice struct {
 	g     *Group
 	since clock.Time
+	// rides says that they may leave with entries of other groups: the last ones did, or such entries have left meanwhile.
+	rides bool
 }
 
 // scheduleCommitNotices makes sure that the group is told to send the messages that it
@@ -148,7 +152,7 @@ type waitingNotice struct {
 func (w *worker) scheduleCommitNotices(g *Group) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mu.notices = append(w.mu.notices, waitingNotice{g: g, since: w.now})
+	w.mu.notices = append(w.mu.notices, waitingNotice{g: g, since: w.now, rides: g.notices.rode})
 	w.awaitNoticesLocked()
 }
 
@@ -165,12 +169,9 @@ func (w *worker) flagCommitNotices() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mu.noticeTimer = false
-	now, longest := w.h.cfg.Clock.Now(), commitNoticeDelay/2
-	if now.Sub(w.mu.carried) < commitNoticeRideMax {
-		longest = commitNoticeRideMax
-	}
+	now := w.h.cfg.Clock.Now()
 	w.mu.notices = slices.DeleteFunc(w.mu.notices, func(n waitingNotice) bool {
-		if now.Sub(n.since) < longest {
+		if wait := now.Sub(n.since); wait < commitNoticeDelay/2 || n.rides && wait < commitNoticeRideMax {
 			return false
 		}
 		if k := w.workOf(n.g); k != nil {
@@ -182,24 +183,41 @@ func (w *worker) flagCommitNotices() {
 	w.wakeLocked()
 }
 
-// carryCommitNotices sends the commit notices of other groups with the entries of this pass.
+// carryCommitNotices sends the commit notices of other groups with the entries of this pass, the oldest first. A notice rides only
+// where each follower of its group gets such entries: a frame of its own can wait, as the group's next entry may still carry it.
 func (w *worker) carryCommitNotices() {
 	w.mu.Lock()
-	w.mu.notices = slices.DeleteFunc(w.mu.notices, func(n waitingNotice) bool {
-		if n.g.closed || len(n.g.notices.held) == 0 {
-			return false
+	for i := range w.mu.notices[:min(len(w.mu.notices), commitNoticesRiding)] {
+		n := &w.mu.notices[i]
+		if !n.g.noticesMayRide() {
+			continue
 		}
-		w.mu.carried = w.now
-		if w.now.Sub(n.g.notices.since) < commitNoticeDelay/2 || len(w.riding) == commitNoticesRiding {
-			return false
+		if n.rides = true; w.now.Sub(n.g.notices.since) >= commitNoticeDelay/2 {
+			n.g.notices.rode = true
+			w.riding = append(w.riding, n.g)
+			n.g = nil
 		}
-		w.riding = append(w.riding, n.g)
-		return true
-	})
+	}
+	if len(w.riding) > 0 {
+		w.mu.notices = slices.DeleteFunc(w.mu.notices, func(n waitingNotice) bool { return n.g == nil })
+	}
 	w.mu.Unlock()
 	for _, g := range w.riding {
 		g.sendCommitNotices()
 	}
 	clear(w.riding)
 	w.riding = w.riding[:0]
+}
+
+// noticesMayRide says whether this pass sends entries to all followers that the group has a commit notice for.
+func (g *Group) noticesMayRide() bool {
+	if g.closed || len(g.notices.held) == 0 {
+		return false
+	}
+	for _, m := range g.notices.held {
+		if node := g.nodeOf(keyspace.ReplicaID(m.GetTo())); node != 0 && !g.w.out.sendsEntries(node) {
+			return false
+		}
+	}
+	return true
 }

@@ -57,7 +57,8 @@
 //
 // A new commit index alone waits 2 to 3 ms for the next entry, which carries it along, to the followers and into the
 // leader's own wal. If none follows, the followers get a commit notice: a message with the commit index that
-// needs no response. Where other groups of the worker send entries meanwhile, it leaves with those, after 1 to 6 ms.
+// needs no response. Where other groups of the worker send entries to the same nodes meanwhile, it leaves with those, after
+// 1 to 8 ms.
 //
 // # States of a replica
 //

@@ -15,14 +15,16 @@ type outbox struct {
 	w     *worker
 	peers map[keyspace.NodeID]*peerOut
 	dirty []*peerOut
-	// entries says that the pass sends entries.
+	// entries says that the pass sends entries to somebody.
 	entries bool
 }
 
 type peerOut struct {
-	node   keyspace.NodeID
-	dirty  bool
-	frames [2]openFrame
+	node  keyspace.NodeID
+	dirty bool
+	// entries says that the pass sends entries to it.
+	entries bool
+	frames  [2]openFrame
 }
 
 // openFrame is the unfinished frame of one method to one peer.
@@ -75,7 +77,9 @@ func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 	case pb.MsgApp:
 		l = &p.frames[frameRaft]
 		l.appends = append(l.appends, appendRef{g, m.GetTo()})
-		o.entries = o.entries || len(m.GetEntries()) > 0
+		if len(m.GetEntries()) > 0 {
+			o.entries, p.entries = true, true
+		}
 	case pb.MsgAppResp:
 		l = &p.frames[frameRaft]
 	default: // control
@@ -98,6 +102,12 @@ func (o *outbox) host(node keyspace.NodeID, m *message) {
 	o.added(p, l)
 }
 
+// sendsEntries says whether the pass has had entries for a node.
+func (o *outbox) sendsEntries(node keyspace.NodeID) bool {
+	p := o.peers[node]
+	return p != nil && p.entries
+}
+
 func (o *outbox) open(l *openFrame) {
 	if l.messages == 0 {
 		l.frame = appendFrameHeader(make([]byte, 0, max(512, l.last+l.last/4)), o.w.h.cfg.ElectionTimeout)
@@ -118,7 +128,7 @@ func (o *outbox) flush() {
 				o.send(p.node, l)
 			}
 		}
-		p.dirty = false
+		p.dirty, p.entries = false, false
 		o.dirty[i] = nil
 	}
 	o.dirty, o.entries = o.dirty[:0], false

@@ -49,6 +49,7 @@ func (g *Group) visit(k *work) {
 		g.wakeByClient()
 	}
 	if k.flags&flagCommitNotice != 0 {
+		g.notices.rode = false
 		g.sendCommitNotices()
 	}
 	if k.flags&flagTick != 0 {

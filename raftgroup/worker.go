@@ -35,9 +35,8 @@ type worker struct {
 		inPass  bool
 		ended   clock.Stopwatch // since the last pass
 		notices []waitingNotice // groups that hold commit notices back; a timer runs while there are any
-		// noticeTimer says that it runs, carried when entries of one group last left while another held notices back.
+		// noticeTimer says that it runs.
 		noticeTimer bool
-		carried     clock.Time
 	}
 	cond *sync.Cond // of mu
 	pass func()     // passLocked, for those who help
