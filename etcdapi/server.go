@@ -60,7 +60,7 @@ type Options struct {
 	// Loading returns the error of a cluster that is being loaded, nil where it serves. follows says that reads
 	// are answered all the same. Nil is a cluster that is never loaded.
 	Loading func() (follows bool, err error)
-	// LearnLoad asks placement for what Loading says, and returns once the node knows the answer, or after about a second without
+	// LearnLoad asks placement for what Loading says, and returns once the node knows the answer, or soon without
 	// one. It comes before each refusal. It may be nil.
 	LearnLoad func(context.Context)
 	// Without Snapshots there are none.

@@ -217,6 +217,8 @@ type Core struct {
 
 	// access has the gate go by the rights that placement has.
 	access *access
+	// loadQuestion is what requests ask that a load would have refused.
+	loadQuestion loadQuestion
 
 	// slow has the last slow requests.
 	slow slow.Ring

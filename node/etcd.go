@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/skeindb/skein/auth"
@@ -96,13 +97,48 @@ func (c *Core) place(key []byte) (span keyspace.Span, leader keyspace.NodeID, cl
 }
 
 // learnLoadTimeout bounds how long a request waits for placement before a cluster that is being loaded refuses it.
-const learnLoadTimeout = time.Second
+const learnLoadTimeout = time.Second / 2
 
-// learnLoad makes the node know of the load what placement does, at most until learnLoadTimeout.
+// learnLoadAgain is for how long an answer of placement is good enough.
+const learnLoadAgain = 100 * time.Millisecond
+
+// loadQuestion is the question to placement that all requests share which a load would have refused.
+type loadQuestion struct {
+	mu sync.Mutex
+	// asked is closed when the one under way has ended; nil without one. answered is when the last one had.
+	asked    chan struct{}
+	answered clock.Time
+}
+
+// learnLoad makes the node know of the load what placement does. It waits at most learnLoadTimeout. Without an answer the node goes by
+// what it knows.
 func (c *Core) learnLoad(ctx context.Context) {
-	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, learnLoadTimeout)
+	q, clk := &c.loadQuestion, c.o.Clock
+	ctx, cancel := clock.WithTimeout(ctx, clk, learnLoadTimeout)
 	defer cancel()
-	_, _ = c.client.Loading(ctx) // without an answer the node goes by what it knows
+	q.mu.Lock()
+	if q.answered != 0 && clk.Now().Sub(q.answered) < learnLoadAgain {
+		q.mu.Unlock()
+		return
+	}
+	if asked := q.asked; asked != nil {
+		q.mu.Unlock()
+		select {
+		case <-asked:
+		case <-ctx.Done():
+		}
+		return
+	}
+	q.asked = make(chan struct{})
+	q.mu.Unlock()
+	_, err := c.client.Loading(ctx)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err == nil {
+		q.answered = clk.Now()
+	}
+	close(q.asked)
+	q.asked = nil
 }
 
 // Face sets what etcd's services ask of the node. Whoever serves them calls their RightsTaken by OnRevoked and
