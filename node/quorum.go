@@ -72,8 +72,9 @@ func (t *told) add(o *operate.Outage) {
 
 // observe runs a watcher until the node stops.
 func (c *Core) observe() {
+	seen := &operate.Seen{}
 	o := &watcher{
-		log: c.log, clock: c.o.Clock, begun: c.o.Clock.Now(), look: func() operate.Outage { return c.admin.Outage(c.ctx) }, moves: c.shards.TakeMoves,
+		log: c.log, clock: c.o.Clock, begun: c.o.Clock.Now(), look: func() operate.Outage { return c.admin.Outage(c.ctx, seen) }, moves: c.shards.TakeMoves,
 		ranges: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "skein_ranges_without_quorum", Help: "Ranges of the cluster without a quorum, by the nodes that this one hears and replicas in quarantine; absent in its first seconds.",
 		}, nil),
@@ -100,10 +101,11 @@ func (o *watcher) step() {
 		return
 	}
 	out := o.look()
-	lacks := o.told.lacks(&out)
-	if out.Unsure && !lacks {
-		return // what is missing from it may be there
+	if out.Unsure && !out.Any() {
+		o.grown = false
+		return // it is not known to be over
 	}
+	lacks := o.told.lacks(&out)
 	o.ranges.WithLabelValues().Set(float64(out.Ranges))
 	grown := o.grown
 	o.grown = lacks

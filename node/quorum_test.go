@@ -102,10 +102,28 @@ func TestWatcher(t *testing.T) {
 		if got := testutil.ToFloat64(o.ranges); got != 3 || logs.Len() != 0 {
 			t.Errorf("unsure: %v, %v", got, logs.All())
 		}
+		// What is sure is counted meanwhile, also when it is less.
+		out = operate.Outage{Ranges: 2, Silent: []operate.Silent{two}, Unsure: true}
+		steps(10)
+		if got := testutil.ToFloat64(o.ranges); got != 2 || logs.Len() != 0 {
+			t.Errorf("unsure, and less: %v, %v", got, logs.All())
+		}
 		out = operate.Outage{}
 		steps(10)
 		if got := lines(logs.TakeAll()); got != "[info all ranges and the placement group have a quorum again; ]" {
 			t.Error(got)
+		}
+		// An outage that a look does not see has not lasted, even if that look was not sure.
+		for range 20 {
+			out = operate.Outage{Ranges: 2, Silent: []operate.Silent{two}, Unsure: true}
+			steps(1)
+			out = operate.Outage{Unsure: true}
+			steps(1)
+		}
+		out = operate.Outage{}
+		steps(2)
+		if logs.Len() != 0 {
+			t.Errorf("moments without a quorum: %v", logs.All())
 		}
 		for range 100 {
 			moves.Gained.Count++
@@ -172,18 +190,7 @@ func TestLostQuorumIsSeen(t *testing.T) {
 			}
 			return s
 		}
-		gauge := func() float64 {
-			all, err := metrics[1].Gather()
-			if err != nil {
-				r.t.Fatal(err)
-			}
-			for _, f := range all {
-				if f.GetName() == "skein_ranges_without_quorum" {
-					return f.GetMetric()[0].GetGauge().GetValue()
-				}
-			}
-			return -1
-		}
+		gauge := func() float64 { return stoppedRanges(r.t, metrics[1]) }
 		time.Sleep(10 * time.Second)
 		if s := survey(); s.GetStale() || len(s.GetOutages()) > 0 || s.GetRanges() != 4 || s.GetLeaderless() > 0 || !adminapi.Healthy(adminapi.Diagnose(quiet(s), nil)) {
 			r.t.Errorf("all live: %v", s)
@@ -223,6 +230,21 @@ func TestLostQuorumIsSeen(t *testing.T) {
 			r.t.Error("no line about leaders")
 		}
 	})
+}
+
+// stoppedRanges is what a node counts without a quorum, -1 if it does not say.
+func stoppedRanges(t *testing.T, of *prometheus.Registry) float64 {
+	t.Helper()
+	all, err := of.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == "skein_ranges_without_quorum" {
+			return f.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	return -1
 }
 
 // quiet leaves out what the nodes of a rig are by nature: they have addresses that are none.

@@ -15,7 +15,10 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -359,9 +362,14 @@ func rangeWith(n *rigNode, key string) keyspace.Descriptor {
 }
 
 // A range with two of three replicas in quarantine is left alone, and named. Its third replica is read
-// serializably yet, and other ranges go on.
+// serializably yet, and other ranges go on. Each node logs and counts it; that a client ends the alarms is not its end.
 func TestRangeWithoutQuorumInQuarantineIsLeftAlone(t *testing.T) {
-	bubble(t, 3, [][]byte{[]byte("k0010")}, nil, func(r *rig) {
+	logged, metrics := map[keyspace.NodeID]*observer.ObservedLogs{}, map[keyspace.NodeID]*prometheus.Registry{}
+	bubble(t, 3, [][]byte{[]byte("k0010")}, func(o *Options) {
+		core, logs := observer.New(zap.InfoLevel)
+		logged[o.Self], metrics[o.Self] = logs, prometheus.NewRegistry()
+		o.Logger, o.Registry = zap.New(core), metrics[o.Self]
+	}, func(r *rig) {
 		r.publish(r.nodes...)
 		r.spread(r.nodes[2], 12, "v")
 		r.caughtUp(10 * time.Second)
@@ -386,6 +394,29 @@ func TestRangeWithoutQuorumInQuarantineIsLeftAlone(t *testing.T) {
 		}
 		r.mustPut(r.nodes[0], keyOf(11), "after")
 		r.mustGet(r.nodes[1], keyOf(11), "after")
+		if _, _, err := admin.SplitRange(r.t.Context(), []byte(keyOf(1))); err == nil || !strings.HasPrefix(err.Error(), "no quorum for range ") || !strings.Contains(err.Error(), "replicas in quarantine on n, n") {
+			t.Errorf("a split: %v", err)
+		}
+		for range 30 {
+			for _, n := range r.nodes[:2] {
+				if _, err := (etcdAlarms{r.nodes[2].core}).Deactivate(r.t.Context(), pb.AlarmType_CORRUPT, n.id); err != nil {
+					t.Error(err)
+				}
+			}
+			time.Sleep(700 * time.Millisecond) // looks fall into each part of a round of placement
+		}
+		for _, n := range r.nodes {
+			told := logged[n.id].FilterLevelExact(zap.ErrorLevel).FilterMessageSnippet("no quorum for ")
+			if told.Len() != 1 || told.All()[0].Message != "no quorum for one range: replicas in quarantine on n, n" {
+				t.Errorf("node %s has logged %s", n.id, lines(told.All()))
+			}
+			if over := logged[n.id].FilterMessageSnippet("have a quorum again").Len(); over > 0 {
+				t.Errorf("node %s has logged that it is over", n.id)
+			}
+			if got := stoppedRanges(t, metrics[n.id]); got != 1 {
+				t.Errorf("node %s counts %v", n.id, got)
+			}
+		}
 		for _, n := range r.nodes {
 			n.core.Crash()
 			n.core = nil

@@ -54,7 +54,7 @@ func versionRows(version keyspace.Version, nodes []fsm.Node, settings []fsm.Sett
 
 // Upgrade implements adminapi.ClusterBackend.
 func (a *Admin) Upgrade(ctx context.Context) (_ uint32, err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	m, err := a.o.Placement.Map(ctx)
 	if err != nil {
 		return 0, err
@@ -75,6 +75,6 @@ func (a *Admin) Upgrade(ctx context.Context) (_ uint32, err error) {
 
 // HoldUpgrade implements adminapi.ClusterBackend.
 func (a *Admin) HoldUpgrade(ctx context.Context, hold bool) (err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	return a.o.Placement.SetUpgradeHeld(ctx, hold)
 }

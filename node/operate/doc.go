@@ -72,11 +72,13 @@
 //   - A node hears fewer than half of the others: it is isolated. Nobody counts on it to lead or
 //     to take a replica, unless all nodes that answer are isolated.
 //
-//   - There is no quorum: lists are stale; changes are refused, and the refusal names the silent nodes that it is for. Once
-//     these have been silent for a while, nobody is asked any more.
+//   - There is no quorum: lists are stale; changes are refused, and the refusal names the silent nodes that it is for, and those with
+//     replicas in quarantine. Once the silent ones have been so for a while, nobody is asked any more.
 //
 //   - Replicas are in quarantine: they have no vote. A look for what has no quorum asks the nodes that have the alarm CORRUPT which
-//     ones. While one of these does not answer, nothing that was told counts as over.
+//     ones, once in ten seconds, and only if they could cost a quorum together with the silent nodes. While one of these does not
+//     answer, nothing that was told counts as over. A replica counts until its range has it no more, whoever ends the alarm. While the
+//     placement group has no leader nobody records an alarm: then each node knows its own replicas, and those it knew before.
 //
 //   - The range's leader is cut off and accepts a split or a transfer without being able to finish
 //     it: atLeader asks the other replicas for their leader. If that one confirms it, the first

@@ -3,6 +3,7 @@ package operate
 import (
 	"cmp"
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,6 +58,8 @@ type fake struct {
 	quarantined map[keyspace.NodeID][]Quarantined
 	// reports are what nodes say, beside what is the same of all; nil for nothing.
 	reports map[keyspace.NodeID]Report
+	// asked counts the questions to other nodes for what they say of themselves.
+	asked atomic.Int64
 	// known is the map of the asked node, nil for none.
 	known *fsm.Map
 	// before is called before a change of a node is made, and may refuse it.
@@ -101,6 +104,9 @@ func (f *fake) Central(n keyspace.NodeID) bool { return !f.dead[n] }
 func (f *fake) Slow(context.Context, keyspace.NodeID) ([]stages.Slow, error) { return nil, nil }
 
 func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
+	if n != 1 {
+		f.asked.Add(1)
+	}
 	if f.dead[n] || f.mute[n] {
 		return Report{}, kverror.Timeout
 	}

@@ -36,7 +36,7 @@ func holdRow(h *fsm.Hold) *adminpb.Hold {
 
 // ReleaseHold implements adminapi.HoldBackend. It returns when this node has heard of it.
 func (a *Admin) ReleaseHold(ctx context.Context, id string) (_ *adminpb.Hold, err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	n, err := strconv.ParseUint(id, 16, 64)
 	if err != nil || n == 0 {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("%q is no id of a hold", id), NextStep: "give one as skein hold list shows it"}

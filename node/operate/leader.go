@@ -60,10 +60,10 @@ func (a *Admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keysp
 // TransferLeader implements adminapi.Backend. It is repeated where another node than was
 // thought leads the range.
 func (a *Admin) TransferLeader(ctx context.Context, id keyspace.RangeID, to string) (err error) {
-	if err := a.needs(id); err != nil {
+	if err := a.needs(ctx, id); err != nil {
 		return err
 	}
-	defer a.explain(&err, id)
+	defer a.explain(ctx, &err, id)
 	ctx, cancel := context.WithTimeout(ctx, splitTimeout)
 	defer cancel()
 	nodes, descs, _, err := a.cluster(ctx)

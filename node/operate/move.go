@@ -21,10 +21,10 @@ func (a *Admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to str
 // move begins to move a replica of a range, or of fsm.OwnGroup; look says where to
 // look if that is refused.
 func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look string) (_ *adminpb.Operation, err error) {
-	if err := a.needs(fsm.OwnGroup); err != nil {
+	if err := a.needs(ctx, fsm.OwnGroup); err != nil {
 		return nil, err
 	}
-	defer a.explain(&err, id)
+	defer a.explain(ctx, &err, id)
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -95,10 +95,10 @@ func notBegun(e *kverror.Error, nodes []fsm.Node, look string) error {
 
 // MergeRange implements adminapi.Backend.
 func (a *Admin) MergeRange(ctx context.Context, left keyspace.RangeID) (_ *adminpb.Operation, err error) {
-	if err := a.needs(fsm.OwnGroup); err != nil {
+	if err := a.needs(ctx, fsm.OwnGroup); err != nil {
 		return nil, err
 	}
-	defer a.explain(&err, left)
+	defer a.explain(ctx, &err, left)
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -134,6 +134,6 @@ func (a *Admin) Operations(ctx context.Context) (*adminpb.OperationListResponse,
 
 // Pause implements adminapi.Backend.
 func (a *Admin) Pause(ctx context.Context, paused bool) (err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	return a.o.Placement.SetPaused(ctx, paused)
 }

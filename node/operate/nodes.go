@@ -105,7 +105,7 @@ const changeAttempts = 16
 
 // ChangeNode implements adminapi.Backend.
 func (a *Admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name string) (row *adminpb.Node, err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	for range changeAttempts {
 		if row, err = a.changeNode(ctx, change, name); !errors.Is(err, kverror.BadRequest) {
 			return row, err

@@ -65,10 +65,10 @@ const lookAtGroup = "skein placement show shows who holds the group, skein place
 
 // MovePlacement implements adminapi.PlacementBackend.
 func (a *Admin) MovePlacement(ctx context.Context, from, to string) (_ *adminpb.Operation, err error) {
-	if err := a.needs(fsm.OwnGroup); err != nil {
+	if err := a.needs(ctx, fsm.OwnGroup); err != nil {
 		return nil, err
 	}
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	if from != "" && to != "" {
 		return a.move(ctx, fsm.OwnGroup, from, to, lookAtGroup)
 	}
@@ -198,10 +198,10 @@ func (a *Admin) removesVoter(g *voterGroup, name string) (keyspace.NodeID, error
 
 // TransferPlacement implements adminapi.PlacementBackend.
 func (a *Admin) TransferPlacement(ctx context.Context, to string) (err error) {
-	if err := a.needs(fsm.OwnGroup); err != nil {
+	if err := a.needs(ctx, fsm.OwnGroup); err != nil {
 		return err
 	}
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return err

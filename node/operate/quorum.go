@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -36,7 +38,8 @@ type Outage struct {
 	// Silent are the nodes that these wait for, and Closed those whose voters of these are in quarantine. Both are in the order of
 	// their names.
 	Silent, Closed []Silent
-	// Unsure says that a node with replicas in quarantine lives and has not answered: there may be more without a quorum.
+	// Unsure says that a node with replicas in quarantine lived and did not answer when it was last asked: there may be more without a
+	// quorum.
 	Unsure bool
 }
 
@@ -128,39 +131,85 @@ type closedReplica struct {
 	replica keyspace.ReplicaID
 }
 
-// closed returns the replicas in quarantine, by the word of their nodes. Only those that have the alarm CORRUPT in this node's copy of
-// the map are asked, which mostly is nobody. unsure says that one of them lives and has not answered.
-func (a *Admin) closed(ctx context.Context, m *fsm.Map) (all map[closedReplica]bool, unsure bool) {
-	var nodes []fsm.Node
+// closed returns the replicas in quarantine without which, and without the silent nodes, one of the groups has no quorum. This node
+// knows its own. The others are asked that have the alarm CORRUPT in this node's copy of the map, but only if it could cost a quorum:
+// mostly that is nobody. unsure says that one of them has not answered.
+func (a *Admin) closed(ctx context.Context, m *fsm.Map, silent map[keyspace.NodeID]Silent, groups iter.Seq[*keyspace.Descriptor]) (all map[closedReplica]bool, unsure bool) {
+	all = map[closedReplica]bool{}
+	suspects := map[keyspace.NodeID]bool{}
+	if r, err := a.report(ctx, a.o.Self); err == nil && len(r.Quarantined) > 0 {
+		suspects[a.o.Self] = true // also while nobody has recorded it
+	}
 	if m.Alarms != nil {
 		for _, alarm := range m.Alarms.All {
-			if n, ok := m.Node(alarm.Member); ok && alarm.Type == fsm.AlarmCorrupt && a.o.Peers.Alive(n.ID) {
-				nodes = append(nodes, n)
+			if alarm.Type == fsm.AlarmCorrupt && a.o.Peers.Alive(alarm.Member) {
+				suspects[alarm.Member] = true
 			}
 		}
 	}
-	if len(nodes) == 0 {
-		return nil, false
+	if len(suspects) == 0 {
+		return all, false
 	}
-	reports := a.livingReports(ctx, nodes)
-	all = map[closedReplica]bool{}
+	asked := map[keyspace.NodeID]fsm.Node{}
+	for d := range groups {
+		if d.HasQuorum(func(r keyspace.Replica) bool { _, is := silent[r.Node]; return !is && !suspects[r.Node] }) {
+			continue
+		}
+		for _, r := range d.Replicas {
+			if n, ok := m.Node(r.Node); ok && suspects[r.Node] {
+				asked[r.Node] = n
+			}
+		}
+	}
+	reports := a.livingReports(ctx, slices.Collect(maps.Values(asked)))
 	for _, r := range reports {
 		for _, q := range r.Quarantined {
 			all[closedReplica{q.Range, q.Replica}] = true
 		}
 	}
-	return all, len(reports) < len(nodes)
+	return all, len(reports) < len(asked)
+}
+
+// askClosedEvery is how often whoever looks for outages asks which replicas are in quarantine. All nodes look, and ask the same few.
+const askClosedEvery = 10 * time.Second
+
+// Seen is what one who looks for outages keeps from one look to the next. Its zero value has seen nothing. It is for one goroutine.
+type Seen struct {
+	// closed are replicas in quarantine. None of them ever votes again: one is forgotten when its range has it no more, and not when the
+	// alarm of its node is gone, which a client may end.
+	closed map[closedReplica]bool
+	unsure bool
+	// next is when it is asked again.
+	next clock.Time
+}
+
+// learn asks for what is in quarantine if it is time.
+func (s *Seen) learn(ctx context.Context, a *Admin, m *fsm.Map, silent map[keyspace.NodeID]Silent) {
+	if now := a.o.Clock.Now(); now >= s.next {
+		s.next = now.Add(askClosedEvery)
+		var all map[closedReplica]bool
+		all, s.unsure = a.closed(ctx, m, silent, func(yield func(*keyspace.Descriptor) bool) {
+			m.All(func(g *fsm.Range) bool { return yield(&g.Descriptor) })
+		})
+		maps.Copy(all, s.closed)
+		s.closed = all
+	}
+	maps.DeleteFunc(s.closed, func(q closedReplica, _ bool) bool {
+		d, _ := m.Of(q.of)
+		return !slices.ContainsFunc(d.Replicas, func(r keyspace.Replica) bool { return r.ID == q.replica })
+	})
 }
 
 // lack is what cannot vote as far as this node knows.
 type lack struct {
+	m      *fsm.Map
 	silent map[keyspace.NodeID]Silent
 	closed map[closedReplica]bool
 }
 
-// of returns the voters that a group lacks, none if it has a quorum: the nodes that are silent, and the nodes of replicas in
-// quarantine.
-func (l *lack) of(d *keyspace.Descriptor) (silent []Silent, closed []keyspace.NodeID) {
+// of returns the nodes of the voters that a group lacks, none if it has a quorum: those that are silent, and those that have the
+// replica in quarantine. Both are in the order of their names.
+func (l *lack) of(d *keyspace.Descriptor) (silent, closed []Silent) {
 	shut := func(r keyspace.Replica) bool { return l.closed[closedReplica{d.Range, r.ID}] }
 	if d.HasQuorum(func(r keyspace.Replica) bool { _, is := l.silent[r.Node]; return !is && !shut(r) }) {
 		return nil, nil
@@ -172,10 +221,11 @@ func (l *lack) of(d *keyspace.Descriptor) (silent []Silent, closed []keyspace.No
 		case is:
 			silent = append(silent, s)
 		case shut(r):
-			closed = append(closed, r.Node)
+			n, _ := l.m.Node(r.Node)
+			closed = append(closed, Silent{ID: r.Node, Name: n.Name})
 		}
 	}
-	return sorted(silent), closed
+	return sorted(silent), sorted(closed)
 }
 
 func sorted(all []Silent) []Silent {
@@ -183,15 +233,16 @@ func sorted(all []Silent) []Silent {
 	return all
 }
 
-// Outage says what has no quorum by what this node hears. It asks nobody but nodes with replicas in quarantine, and looks at ranges
-// only while there are such, or a node is silent.
-func (a *Admin) Outage(ctx context.Context) (o Outage) {
+// Outage says what has no quorum by what this node hears. seen is what it has seen so far: replicas in quarantine are asked for once in
+// askClosedEvery. It looks at ranges only while a node is silent, or has some.
+func (a *Admin) Outage(ctx context.Context, seen *Seen) (o Outage) {
 	m, _ := a.o.Placement.WatchMap()
 	if m == nil {
 		return o
 	}
-	l := lack{silent: a.silent(m)}
-	l.closed, o.Unsure = a.closed(ctx, m)
+	l := lack{m: m, silent: a.silent(m)}
+	seen.learn(ctx, a, m, l.silent)
+	l.closed, o.Unsure = seen.closed, seen.unsure
 	if len(l.silent)+len(l.closed) == 0 {
 		return o
 	}
@@ -201,9 +252,8 @@ func (a *Admin) Outage(ctx context.Context) (o Outage) {
 		for _, s := range who {
 			silent[s.ID] = s
 		}
-		for _, id := range shut {
-			n, _ := m.Node(id)
-			closed[id] = Silent{ID: id, Name: n.Name}
+		for _, s := range shut {
+			closed[s.ID] = s
 		}
 		return len(who)+len(shut) > 0
 	}
@@ -221,8 +271,8 @@ func (a *Admin) Outage(ctx context.Context) (o Outage) {
 }
 
 // noQuorum returns a refusal if a group, a range or fsm.OwnGroup, has no quorum by what this node hears, because of nodes
-// that have been silent for some time at least.
-func (a *Admin) noQuorum(id keyspace.RangeID, silentFor time.Duration) *adminapi.Refusal {
+// that have been silent for some time at least, and of replicas in quarantine.
+func (a *Admin) noQuorum(ctx context.Context, id keyspace.RangeID, silentFor time.Duration) *adminapi.Refusal {
 	m, _ := a.o.Placement.WatchMap()
 	if m == nil {
 		return nil
@@ -231,27 +281,35 @@ func (a *Admin) noQuorum(id keyspace.RangeID, silentFor time.Duration) *adminapi
 	if !ok {
 		return nil
 	}
-	silent := a.silent(m)
-	for n := range silent {
+	l := lack{m: m, silent: a.silent(m)}
+	for n := range l.silent {
 		if a.o.Peers.SilentFor(n) < silentFor {
-			delete(silent, n)
+			delete(l.silent, n)
 		}
 	}
-	lacks, _ := (&lack{silent: silent}).of(&d)
-	if len(lacks) == 0 {
+	if id != fsm.OwnGroup { // nodes do not report replicas of that one
+		l.closed, _ = a.closed(ctx, m, l.silent, slices.Values([]*keyspace.Descriptor{&d}))
+	}
+	silent, closed := l.of(&d)
+	if len(silent)+len(closed) == 0 {
 		return nil
 	}
+	o := Outage{Silent: silent, Closed: closed}
+	next := "start them again; if they are lost for good, see docs/RECOVERY.md. skein status shows what else waits for them"
+	if len(closed) > 0 {
+		next = o.Next()
+	}
 	return &adminapi.Refusal{
-		Reason:   fmt.Sprintf("no quorum for %s: %s", fsm.GroupName(id), silentText(lacks)),
-		NextStep: "start them again; if they are lost for good, see docs/RECOVERY.md. skein status shows what else waits for them",
-		Later:    true,
+		Reason:   fmt.Sprintf("no quorum for %s: %s", fsm.GroupName(id), o.Who()),
+		NextStep: next,
+		Later:    len(silent) > 0, // what is in quarantine stays there
 	}
 }
 
 // needs refuses at once what needs the quorum of a group that has none. After a nil error the command may still find out.
-func (a *Admin) needs(ids ...keyspace.RangeID) error {
+func (a *Admin) needs(ctx context.Context, ids ...keyspace.RangeID) error {
 	for _, id := range ids {
-		if r := a.noQuorum(id, givenUpAfter); r != nil {
+		if r := a.noQuorum(ctx, id, givenUpAfter); r != nil {
 			return r
 		}
 	}
@@ -259,8 +317,8 @@ func (a *Admin) needs(ids ...keyspace.RangeID) error {
 }
 
 // explain puts the missing quorum in the place of an error that it may have caused. ids are the groups that the command
-// needs; fsm.OwnGroup goes without saying.
-func (a *Admin) explain(err *error, ids ...keyspace.RangeID) {
+// needs; fsm.OwnGroup goes without saying. Once ctx has ended, replicas in quarantine on other nodes are not known.
+func (a *Admin) explain(ctx context.Context, err *error, ids ...keyspace.RangeID) {
 	if *err == nil || errors.As(*err, new(*adminapi.Refusal)) || errors.As(*err, new(*adminapi.Explained)) {
 		return
 	}
@@ -271,7 +329,7 @@ func (a *Admin) explain(err *error, ids ...keyspace.RangeID) {
 		return
 	}
 	for _, id := range append(slices.Clone(ids), fsm.OwnGroup) {
-		if r := a.noQuorum(id, 0); r != nil {
+		if r := a.noQuorum(ctx, id, 0); r != nil {
 			*err = &adminapi.Explained{
 				Reason: r.Reason, NextStep: r.NextStep + "; look then whether it has happened all the same, before you repeat the command", Cause: *err,
 			}

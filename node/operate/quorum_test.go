@@ -31,54 +31,70 @@ func (f *fake) withMap() *fake {
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(3).withMap()
-		if o := f.admin().Outage(t.Context()); o.Any() {
+		if o := f.admin().Outage(t.Context(), &Seen{}); o.Any() {
 			t.Errorf("all live: %+v", o)
 		}
 		f.dead[2] = true
-		if o := f.admin().Outage(t.Context()); o.Any() {
+		if o := f.admin().Outage(t.Context(), &Seen{}); o.Any() {
 			t.Errorf("one of three is silent: %+v", o)
 		}
 		f.dead[3] = true
-		o := f.admin().Outage(t.Context())
+		o := f.admin().Outage(t.Context(), &Seen{})
 		since := time.Now().Add(-12 * time.Second).UTC().Format(time.RFC3339)
 		if got, want := o.What()+": "+o.Who(), "one range and the placement group: n2, n3 silent since "+since; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 		f.unheard = true
-		o = f.admin().Outage(t.Context())
+		o = f.admin().Outage(t.Context(), &Seen{})
 		if got, want := o.Who(), "n2, n3 not heard since this node has started"; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	})
 }
 
-// Replicas in quarantine have no vote. Which there are is asked of the nodes that have the alarm for it, and of no others.
-func TestOutageByQuarantine(t *testing.T) {
-	f := newFake(3).withMap()
+// inQuarantine gives the nodes of an outage by quarantine their replicas of range 1, and returns their alarms.
+func (f *fake) inQuarantine(nodes ...keyspace.NodeID) *fsm.Alarms {
 	alarms := &fsm.Alarms{}
-	for _, n := range []keyspace.NodeID{2, 3} {
+	f.quarantined = map[keyspace.NodeID][]Quarantined{}
+	for _, n := range nodes {
 		alarms.All = append(alarms.All, fsm.Alarm{AlarmID: fsm.AlarmID{Type: fsm.AlarmCorrupt, Member: n}})
+		f.quarantined[n] = []Quarantined{{Range: 1, Replica: keyspace.ReplicaID(n)}}
 	}
-	bad := func(m keyspace.ReplicaID) []Quarantined { return []Quarantined{{Range: 1, Replica: m}} }
-	f.quarantined = map[keyspace.NodeID][]Quarantined{2: bad(2), 3: bad(3)}
+	return alarms
+}
+
+// Replicas in quarantine have no vote. A node knows its own. Which there are else is asked of the nodes that have the alarm for it and
+// may cost a quorum, and of no others.
+func TestOutageByQuarantine(t *testing.T) {
+	full := &fsm.Alarms{All: []fsm.Alarm{{AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 2}}, {AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 3}}}}
+	first := func(a *fsm.Alarms) *fsm.Alarms { return &fsm.Alarms{All: a.All[:1]} }
+	all := func(a *fsm.Alarms) *fsm.Alarms { return a }
+	none := func(*fsm.Alarms) *fsm.Alarms { return nil }
 	for _, tc := range []struct {
 		what       string
-		alarms     *fsm.Alarms
+		closed     []keyspace.NodeID
+		recorded   func(*fsm.Alarms) *fsm.Alarms
 		dead, mute keyspace.NodeID
 		want       string
 		unsure     bool
+		asked      int64
 	}{
-		{"nobody is asked", nil, 0, 0, "", false},
-		{"one of three", &fsm.Alarms{All: alarms.All[:1]}, 0, 0, "", false},
-		{"one, and a silent node", &fsm.Alarms{All: alarms.All[:1]}, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n2", false},
-		{"two of three", alarms, 0, 0, "one range: replicas in quarantine on n2, n3", false},
-		{"one does not answer", alarms, 0, 3, "", true},
-		{"one is dead", alarms, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n2", false},
-		{"another alarm", &fsm.Alarms{All: []fsm.Alarm{{AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 2}}, {AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 3}}}}, 0, 0, "", false},
+		{"nobody is asked", []keyspace.NodeID{2, 3}, none, 0, 0, "", false, 0},
+		{"one of three", []keyspace.NodeID{2, 3}, first, 0, 0, "", false, 0},
+		{"one of three, which would not answer", []keyspace.NodeID{2, 3}, first, 0, 2, "", false, 0},
+		{"one, and a silent node", []keyspace.NodeID{2, 3}, first, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n2", false, 1},
+		{"two of three", []keyspace.NodeID{2, 3}, all, 0, 0, "one range: replicas in quarantine on n2, n3", false, 2},
+		{"one does not answer", []keyspace.NodeID{2, 3}, all, 0, 3, "", true, 2},
+		{"one is dead", []keyspace.NodeID{2, 3}, all, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n2", false, 1},
+		{"another alarm", []keyspace.NodeID{2, 3}, func(*fsm.Alarms) *fsm.Alarms { return full }, 0, 0, "", false, 0},
+		{"its own, which nobody has recorded", []keyspace.NodeID{1}, none, 3, 0, "one range: n3 silent since %s; replicas in quarantine on n1", false, 0},
+		{"its own, and another one", []keyspace.NodeID{2, 1}, first, 0, 0, "one range: replicas in quarantine on n1, n2", false, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			f.known.Alarms, f.dead, f.mute = tc.alarms, map[keyspace.NodeID]bool{tc.dead: true}, map[keyspace.NodeID]bool{tc.mute: true}
-			o := f.admin().Outage(t.Context())
+			f := newFake(3).withMap()
+			f.known.Alarms = tc.recorded(f.inQuarantine(tc.closed...))
+			f.dead, f.mute = map[keyspace.NodeID]bool{tc.dead: true}, map[keyspace.NodeID]bool{tc.mute: true}
+			o := f.admin().Outage(t.Context(), &Seen{})
 			want, got := tc.want, ""
 			if strings.Contains(want, "%s") {
 				want = fmt.Sprintf(want, time.Now().Add(-12*time.Second).UTC().Format(time.RFC3339))
@@ -86,11 +102,49 @@ func TestOutageByQuarantine(t *testing.T) {
 			if o.Any() {
 				got = o.What() + ": " + o.Who()
 			}
-			if got != want || o.Unsure != tc.unsure || o.Any() && !strings.Contains(o.Next(), "skein doctor") {
-				t.Errorf("%s: %q, want %q; %+v", tc.what, got, want, o)
+			if got != want || o.Unsure != tc.unsure || f.asked.Load() != tc.asked || o.Any() && !strings.Contains(o.Next(), "skein doctor") {
+				t.Errorf("%s: %q, want %q; %+v, %d were asked", tc.what, got, want, o, f.asked.Load())
 			}
 		})
 	}
+}
+
+// A replica in quarantine counts until its range has another one in its place, whoever ends the alarm and whoever answers. Nodes are
+// asked seldom.
+func TestQuarantineIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(3).withMap()
+		a, alarms, seen := f.admin(), f.inQuarantine(2, 3), &Seen{}
+		const looks = 60
+		watch := func(what string, ranges int, asked int64, unsure bool) {
+			t.Helper()
+			f.asked.Store(0)
+			for range looks {
+				if o := a.Outage(t.Context(), seen); o.Ranges != ranges || o.Unsure != unsure {
+					t.Fatalf("%s: %+v", what, o)
+				}
+				time.Sleep(time.Second)
+			}
+			if got := f.asked.Load(); got != asked {
+				t.Errorf("%s: %d questions, want %d", what, got, asked)
+			}
+		}
+		f.known.Alarms = alarms
+		watch("two of three", 1, 2*looks/10, false)
+		f.known.Alarms = nil
+		watch("a client has ended the alarms", 1, 0, false)
+		f.known.Alarms, f.mute = alarms, map[keyspace.NodeID]bool{2: true, 3: true}
+		watch("nobody answers", 1, 2*looks/10, true)
+		f.mute = nil
+		// One of them is rebuilt: its node has still the alarm, and asked it says no more.
+		f.ranges[0].Generation++
+		f.ranges[0].Replicas[2].ID = 9
+		f.withMap().known.Alarms = alarms
+		f.quarantined[3] = nil
+		watch("one is rebuilt", 0, 2*looks/10, false)
+		f.known.Alarms = nil
+		watch("all is over", 0, 0, false)
+	})
 }
 
 // How often a node has started again is what whoever has heard most of it says.
@@ -152,9 +206,46 @@ func TestCommandsWithoutQuorum(t *testing.T) {
 		// What has nothing to do with a quorum stays.
 		f.begin = nil
 		err := error(kverror.New(kverror.BadRequest, "x"))
-		f.admin().explain(&err, 1)
+		f.admin().explain(t.Context(), &err, 1)
 		if kverror.Of(err).Kind != kverror.BadRequest {
 			t.Error(err)
+		}
+	})
+}
+
+// A command on a range whose replicas are in quarantine is refused at once, or explained. That of the placement group goes on.
+func TestCommandsOnAQuarantinedRange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(3).withMap()
+		f.known.Alarms = f.inQuarantine(2, 3)
+		a, begun := f.admin(), time.Now()
+		const want = "no quorum for range 1: replicas in quarantine on n2, n3"
+		for what, err := range map[string]error{
+			"split":    func() error { _, _, err := a.SplitRange(t.Context(), []byte("k")); return err }(),
+			"transfer": a.TransferLeader(t.Context(), 1, "n1"),
+		} {
+			var r *adminapi.Refusal
+			if !errors.As(err, &r) || r.Reason != want || !strings.Contains(r.NextStep, "skein doctor") || r.Later || time.Since(begun) > 0 {
+				t.Errorf("%s, after %v: %v", what, time.Since(begun), err)
+			}
+		}
+		err := error(kverror.Timeout)
+		a.explain(t.Context(), &err, 1)
+		var x *adminapi.Explained
+		if !errors.As(err, &x) || x.Reason != want {
+			t.Errorf("explained: %v", err)
+		}
+		if err := a.needs(t.Context(), fsm.OwnGroup); err != nil {
+			t.Error(err)
+		}
+		f.dead[2] = true
+		var r *adminapi.Refusal
+		if err := a.needs(t.Context(), 1); !errors.As(err, &r) || !r.Later || !strings.Contains(r.Reason, "n2 silent since ") || !strings.HasSuffix(r.Reason, "; replicas in quarantine on n3") {
+			t.Errorf("a silent node and one in quarantine: %v", err)
+		}
+		f.dead[2], f.quarantined[2] = false, nil // the alarm is late
+		if err := a.needs(t.Context(), 1); err != nil {
+			t.Errorf("one in quarantine: %v", err)
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 
 // SetReplication implements adminapi.PlacementBackend.
 func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (_ *adminpb.PlacementSetReplicationResponse, err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	if !placement.ValidReplication(factor) {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: an even number outlives no more losses than the odd one below it"}
 	}
@@ -60,7 +60,7 @@ func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (_ 
 
 // SetMergeAfter implements adminapi.PlacementBackend.
 func (a *Admin) SetMergeAfter(ctx context.Context, after *time.Duration) (err error) {
-	defer a.explain(&err)
+	defer a.explain(ctx, &err)
 	if after == nil {
 		return a.o.Placement.UnsetMergeAfter(ctx)
 	}

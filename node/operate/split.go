@@ -24,10 +24,10 @@ const (
 // SplitRange implements adminapi.Backend.
 func (a *Admin) SplitRange(ctx context.Context, key []byte) (left, right *adminpb.Range, err error) {
 	id := a.rangeOf(key)
-	if err := a.needs(id, fsm.OwnGroup); err != nil { // a split needs the ids of a range, too
+	if err := a.needs(ctx, id, fsm.OwnGroup); err != nil { // a split needs the ids of a range, too
 		return nil, nil, err
 	}
-	defer a.explain(&err, id)
+	defer a.explain(ctx, &err, id)
 	ctx, cancel := context.WithTimeout(ctx, splitTimeout)
 	defer cancel()
 	nodes, err := a.o.Placement.Members(ctx, false)

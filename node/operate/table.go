@@ -16,7 +16,7 @@ const quorumTimeout = 3 * time.Second
 // nodeTable returns the node table, with those that were removed: the quorum's, or else
 // what this node knew last.
 func (a *Admin) nodeTable(ctx context.Context) (nodes []fsm.Node, stale bool, err error) {
-	if err = a.needs(fsm.OwnGroup); err == nil {
+	if err = a.needs(ctx, fsm.OwnGroup); err == nil {
 		asked, cancel := context.WithTimeout(ctx, quorumTimeout)
 		defer cancel()
 		if nodes, err = a.o.Placement.NodeTable(asked, true); err == nil || ctx.Err() != nil {
