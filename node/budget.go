@@ -41,7 +41,8 @@ type Budget struct {
 
 // Standing is what may be taken by what is there without work, in bytes: connections of clients,
 // pipes, watchers, and replicas with the rows of the range map. Each is counted by a measured figure, and what
-// does not fit is refused. It stands beside Budget's shares, which only a busy node fills.
+// does not fit is refused. It stands beside Budget's shares, which only a busy node fills. What is under way in a pipe is in
+// neither, but for the parts of large transactions: each pipe may hold its window.
 type Standing struct{ Connections, Pipes, Watchers, Replicas int64 }
 
 // NewStanding returns the standing parts of total bytes.

@@ -153,10 +153,10 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 }
 
 func servePipes(o *Options, face *etcdapi.Options, reg prometheus.Registerer) {
-	most, parts := NewStanding(o.MemoryBytes).pipes(), atLeast(NewBudget(o.MemoryBytes).Pipes, o.MaxRequestBytes)
+	most, parts, wait := NewStanding(o.MemoryBytes).pipes(), atLeast(NewBudget(o.MemoryBytes).Pipes, o.MaxRequestBytes), o.RequestTimeout
 	face.Pipe = func(o *etcdapi.Operations) pipepb.PipeServer {
 		return pipeapi.New(pipeapi.Options{
-			Operations: o, Clock: clock.System(), Node: face.Self, Metrics: pipeapi.NewMetrics(reg), MaxPipes: most, PartBytes: parts,
+			Operations: o, Clock: clock.System(), Node: face.Self, Metrics: pipeapi.NewMetrics(reg), MaxPipes: most, PartBytes: parts, PartWait: wait,
 		})
 	}
 }

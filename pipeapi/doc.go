@@ -30,7 +30,8 @@
 //     finds no room is dropped and made again later, unless its operation has changed something. So beside the
 //     window there are the answers that workers have in their hands at the moment, and those of 16 changes (room.go). Answers of spans
 //     hold their bytes of the node's budget. An operation has few messages within it, or holds room for them of
-//     [Options.PartBytes] until it is answered.
+//     [Options.PartBytes] until it is answered. It stays encoded until there is room, and its worker waits for that. Windows, with few
+//     messages in each operation, have no bound over all pipes: a node may hold one for each of [Options.MaxPipes].
 //  4. A place tells a client no more of a range than what its user may read. (etcdapi)
 //  5. Who brings an answer waits for nothing here: neither for the client nor for the log.
 //  6. A client that breaks the protocol loses its stream. What was begun by it may happen.
@@ -40,5 +41,7 @@
 //  1. The client does not take its answers: nothing more is read from it, or begun. It holds what it holds until it is gone.
 //  2. A client opens pipe after pipe: above [Options.MaxPipesOfConnection] those of its connection are refused. Those of its
 //     address are refused once they are as many as are left of [Options.MaxPipes], so others find room.
-//  3. The node stops: clients are told, and go on at another node. What has come within [Options.Grace] is answered.
+//  3. A client sends more large transactions than there is room for: they wait in the order in which they came, and those of one pipe have half of
+//     the room. What has room ends within twice [Options.PartWait], so room comes back also from a client that takes nothing.
+//  4. The node stops: clients are told, and go on at another node. What has come within [Options.Grace] is answered.
 package pipeapi

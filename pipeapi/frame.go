@@ -1,12 +1,13 @@
 package pipeapi
 
 import (
+	"bytes"
 	"errors"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -38,6 +39,12 @@ const (
 	fieldCancels    protowire.Number = 2
 )
 
+// Fields of an Operation.
+const (
+	fieldOperationTag protowire.Number = 1
+	fieldTimeoutMs    protowire.Number = 2
+)
+
 // receive takes the operations of a frame into the window: all of them, or none.
 func (p *pipe) receive(f *clientFrame) (begun []*operation, cancels []uint64, err error) {
 	defer f.buffer.Free()
@@ -59,7 +66,7 @@ func (p *pipe) receive(f *clientFrame) (begun []*operation, cancels []uint64, er
 	}
 	if err != nil {
 		for _, o := range begun {
-			p.giveBack(o)
+			o.giveBack()
 		}
 		return nil, nil, err
 	}
@@ -183,66 +190,46 @@ const (
 	freeMessages = 16
 )
 
-// decode decodes an operation. One that has no room is not decoded, and will be refused.
+// decode decodes an operation. One that finds no room for its messages stays encoded, and its worker waits for room.
 func (p *pipe) decode(e encodedOperation) (*operation, error) {
 	o := &operation{p: p, size: uint64(len(e.body)), field: fieldError}
-	if o.refusal = p.reserveParts(o, e.messages); o.refusal != nil {
-		o.tag = tagOf(e.body)
-		return o, nil
+	if e.messages > freeMessages {
+		o.tag, o.timeoutMs = headOf(e.body)
+		switch parts := int64(e.messages) * messageBytes; {
+		case parts > p.s.o.PartBytes:
+			o.refusal = rpctypes.ErrGRPCTooManyOps
+			p.s.o.Metrics.Refused.Inc()
+			return o, nil
+		case !o.takeParts(parts, (*semaphore.Weighted).TryAcquire):
+			o.late = encodedOperation{bytes.Clone(e.body), e.messages} // a frame must not stay for one operation
+			return o, nil
+		}
 	}
-	op := &pipepb.Operation{}
-	if err := proto.Unmarshal(e.body, op); err != nil {
-		p.giveBack(o)
+	if err := o.decode(e.body); err != nil {
+		o.giveBack()
 		return nil, p.errFrame(err)
 	}
-	o.tag, o.timeoutMs, o.locate = op.GetTag(), op.GetTimeoutMs(), op.GetLocate()
-	if o.request, o.field = requestOf(op); o.request == nil {
-		o.refusal = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
-	}
-	o.growth = growthOf(o.request)
 	return o, nil
 }
 
-// tagOf returns the tag of an operation that is not decoded.
-func tagOf(b []byte) (tag uint64) {
+// headOf returns what must be known of an operation before it is decoded.
+func headOf(b []byte) (tag uint64, timeoutMs uint32) {
 	for len(b) > 0 {
 		field, kind, value, rest, err := next(b)
 		if err != nil {
-			return tag // not in bytes whose messages were counted
+			break // not in bytes whose messages were counted
 		}
-		if field == fieldTag && kind == protowire.VarintType {
-			tag, _ = protowire.ConsumeVarint(value)
+		if kind == protowire.VarintType {
+			switch v, _ := protowire.ConsumeVarint(value); field {
+			case fieldOperationTag:
+				tag = v
+			case fieldTimeoutMs:
+				timeoutMs = uint32(v)
+			}
 		}
 		b = rest
 	}
-	return tag
-}
-
-// reserveParts takes room for the messages of an operation, or returns why there is none. A pipe takes no more than it leaves free.
-func (p *pipe) reserveParts(o *operation, messages int) error {
-	if messages <= freeMessages {
-		return nil
-	}
-	bytes, most := int64(messages)*messageBytes, p.s.o.PartBytes
-	if bytes > most {
-		return rpctypes.ErrGRPCTooManyOps
-	}
-	o.parts = bytes
-	if mine, all := p.parts.Add(bytes), p.s.parts.Add(bytes); mine > most-(all-bytes) {
-		p.giveBack(o)
-		return rpctypes.ErrGRPCRequestTooManyRequests
-	}
-	return nil
-}
-
-// giveBack gives back the room of an operation's messages.
-func (p *pipe) giveBack(o *operation) {
-	if o.parts == 0 {
-		return
-	}
-	p.parts.Add(-o.parts)
-	p.s.parts.Add(-o.parts)
-	o.parts = 0
+	return tag, timeoutMs
 }
 
 // answer is one that is to be sent.

@@ -7,10 +7,13 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -104,46 +107,82 @@ func (s *fakeStream) rest() (answers []*pipepb.Answer, err error) {
 	}
 }
 
-// TestLargeTransactions: the parts of transactions have a bound over all pipes. What does not fit is refused and changes nothing, one pipe leaves
-// room for others, and what is answered gives its room back.
-func TestLargeTransactions(t *testing.T) {
-	const parts = 1000 // of a transaction, with itself
-	txn := func(tag uint64) *pipepb.Operation {
-		return &pipepb.Operation{Tag: tag, Request: &pipepb.Operation_Txn{Txn: &pb.TxnRequest{Success: slices.Repeat([]*pb.RequestOp{{}}, parts-1)}}}
+const parts = 1000 // of a large transaction, with itself
+
+// large returns a transaction with so many times parts, on a key.
+func large(tag uint64, key string, times int) *pipepb.Operation {
+	return &pipepb.Operation{Tag: tag, Request: &pipepb.Operation_Txn{Txn: &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: []byte(key)}}, Success: slices.Repeat([]*pb.RequestOp{{}}, parts*times-2),
+	}}}
+}
+
+// roomFor gives a service room for so many large transactions.
+func roomFor(times int64) func(*Options) {
+	return func(o *Options) { o.PartBytes = times * parts * messageBytes }
+}
+
+// called waits until nothing happens, and fails unless so many operations were done or are.
+func (r *rig) called(want int) {
+	r.t.Helper()
+	synctest.Wait()
+	if called, _, _ := r.ops.counts(); called != want {
+		r.t.Errorf("%d operations are begun, want %d", called, want)
 	}
-	bubble(t, func(o *Options) { o.PartBytes = 4 * parts * messageBytes }, func(t *testing.T, r *rig) {
-		first, greedy, third := r.pipe(), r.pipe(), r.pipe()
-		release := r.ops.hold("txn")
-		begun := func(want int) {
-			t.Helper()
-			synctest.Wait()
-			if called, _, _ := r.ops.counts(); called != want {
-				t.Errorf("%d operations are begun, want %d", called, want)
-			}
+}
+
+// nothingTaken fails if something that is not under way has room for its parts.
+func (r *rig) nothingTaken() {
+	r.t.Helper()
+	if taken := testutil.ToFloat64(r.o.Metrics.Parts); taken != 0 {
+		r.t.Errorf("%v bytes are taken, and nothing is under way", taken)
+	}
+	if !r.parts.TryAcquire(r.o.PartBytes) {
+		r.t.Error("there is not all room")
+	}
+}
+
+// refused fails unless answers are those of transactions that found no room.
+func refused(t *testing.T, answers map[uint64]*pipepb.Answer) {
+	t.Helper()
+	for tag, a := range answers {
+		if e := a.GetError(); status.Code(rpctypes.ErrGRPCRequestTooManyRequests) != codes.Code(e.GetCode()) || e.GetMessage() != rpctypes.ErrorDesc(rpctypes.ErrGRPCRequestTooManyRequests) {
+			t.Errorf("the transaction %d is answered %v", tag, a)
 		}
-		first.send(t, txn(1))
-		begun(1)
-		greedy.send(t, txn(1), txn(2), txn(3), txn(4), put(5, "k")) // it has two, and one is left
-		begun(4)
-		third.send(t, txn(1))
-		begun(5)
-		got := greedy.answers(t, 3)
-		for tag := uint64(3); tag < 5; tag++ {
-			if e := got[tag].GetError(); status.Code(rpctypes.ErrGRPCRequestTooManyRequests) != codes.Code(e.GetCode()) || e.GetMessage() != rpctypes.ErrorDesc(rpctypes.ErrGRPCRequestTooManyRequests) {
-				t.Errorf("the transaction %d is answered %v", tag, got[tag])
-			}
+	}
+}
+
+// TestLargeTransactions: the parts of transactions have a bound over all pipes. One pipe leaves room for others, what finds none waits and holds up nothing else,
+// and what waits for too long is refused and changes nothing. What is answered gives its room back.
+func TestLargeTransactions(t *testing.T) {
+	bubble(t, roomFor(4), func(t *testing.T, r *rig) {
+		first, greedy, third := r.pipe(), r.pipe(), r.pipe()
+		release := r.ops.hold("slow")
+		first.send(t, large(1, "slow", 1))
+		r.called(1)
+		greedy.send(t, large(1, "slow", 1), large(2, "slow", 1), large(3, "slow", 1), large(4, "slow", 1), put(5, "k")) // two have room
+		r.called(4)
+		if got := greedy.answers(t, 1); got[5].GetPut() == nil {
+			t.Error(got)
+		}
+		third.send(t, large(1, "slow", 1))
+		r.called(5)
+		time.Sleep(r.o.PartWait)
+		refused(t, greedy.answers(t, 2))
+		r.called(5)
+		if n := testutil.ToFloat64(r.o.Metrics.Refused); n != 2 {
+			t.Errorf("%v are counted as refused", n)
 		}
 		release()
 		first.answers(t, 1)
 		greedy.answers(t, 2)
 		third.answers(t, 1)
-		greedy.send(t, txn(1), txn(2))
+		greedy.send(t, large(1, "k", 1), large(2, "k", 1))
 		for _, a := range greedy.answers(t, 2) {
 			if a.GetTxn() == nil {
 				t.Errorf("there is room, and a transaction is answered %v", a)
 			}
 		}
-		first.send(t, txn(1), txn(2), put(2, "k")) // the tag 2 twice: what is refused gives its room back
+		first.send(t, large(1, "k", 1), large(2, "k", 1), large(3, "k", 1), put(2, "k")) // the tag 2 twice: what is refused gives its room back
 		if err := <-first.ended; status.Code(err) != codes.InvalidArgument {
 			t.Error(err)
 		}
@@ -152,9 +191,155 @@ func TestLargeTransactions(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if left := r.parts.Load(); left != 0 {
-			t.Errorf("%d bytes are taken, and nothing is under way", left)
+		r.nothingTaken()
+	})
+}
+
+// TestTransactionsWaitForRoom: a window full of transactions that has far more parts than there is room for is served, whether the room
+// is lent to others or not.
+func TestTransactionsWaitForRoom(t *testing.T) {
+	bubble(t, roomFor(4), func(t *testing.T, r *rig) {
+		other, s := r.pipe(), r.pipe()
+		release := r.ops.hold("slow")
+		other.send(t, large(1, "slow", 2))
+		r.called(1)
+		var ops []*pipepb.Operation
+		for tag := range uint64(300) {
+			op := large(tag, "slow", 1)
+			op.Locate = true
+			ops = append(ops, op)
 		}
+		r.ops.places = map[string]*pipepb.Place{"slow": {Node: 5}}
+		s.send(t, ops...)
+		r.called(3)
+		release()
+		for tag, a := range s.answers(t, len(ops)) {
+			if a.GetTxn() == nil || a.GetPlace().GetNode() != 5 {
+				t.Errorf("the transaction %d is answered %v", tag, a)
+			}
+		}
+		other.answers(t, 1)
+		r.called(301)
+		for _, s := range []*fakeStream{other, s} {
+			if err := s.close(); err != nil {
+				t.Error(err)
+			}
+		}
+		r.nothingTaken()
+	})
+}
+
+// TestLargestTransaction: one that needs all the room there is gets it, though others go on sending small ones.
+func TestLargestTransaction(t *testing.T) {
+	bubble(t, roomFor(4), func(t *testing.T, r *rig) {
+		busy, s := r.pipe(), r.pipe()
+		first, second, largest := r.ops.hold("first"), r.ops.hold("second"), r.ops.hold("largest")
+		busy.send(t, large(1, "first", 1))
+		r.called(1)
+		s.send(t, large(1, "largest", 4))
+		r.called(1)
+		busy.send(t, large(2, "second", 1)) // there is room for it, and the other one has come before
+		r.called(1)
+		first()
+		busy.answers(t, 1)
+		r.called(2)
+		largest()
+		if a := s.answers(t, 1)[1]; a.GetTxn() == nil {
+			t.Error(a)
+		}
+		r.called(3)
+		second()
+		busy.answers(t, 1)
+		for _, s := range []*fakeStream{busy, s} {
+			if err := s.close(); err != nil {
+				t.Error(err)
+			}
+		}
+		r.nothingTaken()
+	})
+}
+
+// TestGivenUpWhileItWaitsForParts: a transaction that waits for room ends by its tag, by its time and with its pipe, without having been begun.
+func TestGivenUpWhileItWaitsForParts(t *testing.T) {
+	bubble(t, roomFor(4), func(t *testing.T, r *rig) {
+		other, s := r.pipe(), r.pipe()
+		release := r.ops.hold("slow")
+		other.send(t, large(1, "slow", 4))
+		r.called(1)
+		timed := large(1, "k", 1)
+		timed.TimeoutMs = 1500
+		begin := time.Now()
+		s.send(t, timed, large(2, "k", 1), large(3, "k", 1))
+		s.frame(t, &pipepb.ClientFrame{Cancels: []uint64{2}})
+		if got := s.answers(t, 1); codes.Code(got[2].GetError().GetCode()) != codes.Canceled || time.Since(begin) != 0 {
+			t.Error(got, time.Since(begin))
+		}
+		if got := s.answers(t, 1); codes.Code(got[1].GetError().GetCode()) != codes.DeadlineExceeded || time.Since(begin) != 1500*time.Millisecond {
+			t.Error(got, time.Since(begin))
+		}
+		s.cancel()
+		if err := <-s.ended; err == nil {
+			t.Error("the pipe ended well")
+		}
+		r.called(1)
+		release()
+		other.answers(t, 1)
+		if err := other.close(); err != nil {
+			t.Error(err)
+		}
+		r.nothingTaken()
+	})
+}
+
+// TestRoomOfASlowClient: who takes no answers keeps room from others for no longer than one who waits and is served.
+func TestRoomOfASlowClient(t *testing.T) {
+	bubble(t, roomFor(4), func(t *testing.T, r *rig) {
+		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
+		defer p.end()
+		begun, err := p.admitted(put(1, "k"), large(2, "k", 4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.answer(answer{tag: 1, body: mem.BufferSlice{mem.SliceBuffer(make([]byte, r.window.GetBytes()))}})
+		begun[1].begin()
+		synctest.Wait()
+		if r.parts.TryAcquire(1) {
+			t.Error("it has no room")
+		}
+		time.Sleep(2 * r.o.PartWait)
+		synctest.Wait()
+		r.nothingTaken()
+	})
+}
+
+// TestLateIsNoOperation: what cannot be decoded is answered with an error if it has waited, as others of its frame are served.
+func TestLateIsNoOperation(t *testing.T) {
+	bubble(t, roomFor(1), func(t *testing.T, r *rig) {
+		other, s := r.pipe(), r.pipe()
+		release := r.ops.hold("slow")
+		other.send(t, large(1, "slow", 1))
+		r.called(1)
+		bad := within(2, within(2, []byte{0xff})) // a put
+		txn := within(6, append(bytes.Repeat([]byte{2<<3 | 2, 0}, parts-3), bad...))
+		good, err := proto.Marshal(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(2, "k")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.in <- append(within(1, append([]byte{1 << 3, 1}, txn...)), good...)
+		if got := s.answers(t, 1); got[2].GetPut() == nil {
+			t.Error(got)
+		}
+		release()
+		if e := s.answers(t, 1)[1].GetError(); codes.Code(e.GetCode()) != codes.Internal || !strings.Contains(e.GetMessage(), "the operation 1 is no Operation") {
+			t.Error(e)
+		}
+		other.answers(t, 1)
+		for _, s := range []*fakeStream{other, s} {
+			if err := s.close(); err != nil {
+				t.Error(err)
+			}
+		}
+		r.nothingTaken()
 	})
 }
 

@@ -9,6 +9,9 @@ type Metrics struct {
 	Broken prometheus.Counter
 	// Operations and Answers are how many of them each frame has.
 	Operations, Answers prometheus.Histogram
+	// Parts is what is taken of Options.PartBytes, Refused the transactions that it had no room for.
+	Parts   prometheus.Gauge
+	Refused prometheus.Counter
 }
 
 // NewMetrics makes the metrics and registers them; reg may be nil.
@@ -21,9 +24,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Broken:     prometheus.NewCounter(prometheus.CounterOpts{Name: "skein_pipe_broken_total", Help: "Pipes ended because the client broke the protocol, or refused because there were too many."}),
 		Operations: sizes("skein_pipe_frame_operations", "Operations in each frame of a client."),
 		Answers:    sizes("skein_pipe_frame_answers", "Answers in each frame to a client."),
+		Parts:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "skein_pipe_parts_bytes", Help: "Memory counted for the parts of large transactions that came by pipes and are not answered."}),
+		Refused:    prometheus.NewCounter(prometheus.CounterOpts{Name: "skein_pipe_transactions_refused_total", Help: "Large transactions of pipes that were refused unseen: no room for their parts within the request timeout, or more parts than there ever is room for."}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.Open, m.Broken, m.Operations, m.Answers)
+		reg.MustRegister(m.Open, m.Broken, m.Operations, m.Answers, m.Parts, m.Refused)
 	}
 	return m
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -23,8 +24,9 @@ type operation struct {
 	// request is etcd's. It is nil for one that is refused for its refusal, and once the operation is answered.
 	request any
 	refusal error
-	// parts is the room that it has of Options.PartBytes.
+	// parts is the room that it has of Options.PartBytes. late is the operation while it waits for that.
 	parts int64
+	late  encodedOperation
 	// timeoutMs is the client's, 0 for none.
 	timeoutMs uint32
 	// field is that of the answer.
@@ -75,6 +77,20 @@ func requestOf(op *pipepb.Operation) (any, protowire.Number) {
 	return nil, fieldError
 }
 
+// decode decodes the operation.
+func (o *operation) decode(b []byte) error {
+	op := &pipepb.Operation{}
+	if err := proto.Unmarshal(b, op); err != nil {
+		return err
+	}
+	o.tag, o.timeoutMs, o.locate = op.GetTag(), op.GetTimeoutMs(), op.GetLocate()
+	if o.request, o.field = requestOf(op); o.request == nil {
+		o.refusal = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
+	}
+	o.growth = growthOf(o.request)
+	return nil
+}
+
 // compareAndPut returns the transaction that a CompareAndPut is short for.
 func compareAndPut(c *pipepb.CompareAndPut) *pb.TxnRequest {
 	put := c.GetPut()
@@ -90,12 +106,17 @@ func compareAndPut(c *pipepb.CompareAndPut) *pb.TxnRequest {
 	}
 }
 
-// contextOf returns the context of an operation, which ends with the pipe's.
-func contextOf(ctx context.Context, timeoutMs uint32) (context.Context, context.CancelFunc) {
-	if timeoutMs > 0 {
-		return context.WithTimeout(ctx, time.Duration(timeoutMs)*time.Millisecond)
+// context returns the context of the operation, which ends with the pipe's. What takes room for parts gives it back in time, also if
+// its client takes no answers: it may wait for the room, and then for its answer.
+func (o *operation) context() (context.Context, context.CancelFunc) {
+	timeout := time.Duration(o.timeoutMs) * time.Millisecond
+	if most := 2 * o.p.s.o.PartWait; (o.parts > 0 || o.late.body != nil) && (timeout == 0 || timeout > most) {
+		timeout = most
 	}
-	return context.WithCancel(ctx)
+	if timeout > 0 {
+		return context.WithTimeout(o.p.ctx, timeout)
+	}
+	return context.WithCancel(o.p.ctx)
 }
 
 // Most changes wait for nothing but the answer of a range that this node leads. The reader begins them, and whoever brings the
@@ -127,7 +148,7 @@ func (o *operation) begin() {
 
 func (o *operation) beginHere() bool {
 	p := o.p
-	if o.refusal != nil || o.growth != small || o.hasty {
+	if o.refusal != nil || o.late.body != nil || o.growth != small || o.hasty {
 		return false
 	}
 	p.mu.Lock()
@@ -208,9 +229,10 @@ func (p *pipe) look() {
 
 // do serves the operation.
 func (o *operation) do() {
-	a := answer{tag: o.tag, field: o.field}
-	err := o.refusal
+	a := answer{tag: o.tag}
+	err := o.comeLate()
 	if err == nil {
+		a.field = o.field
 		if o.finish != nil {
 			a.body, err = o.finish()
 		} else {

@@ -6,10 +6,10 @@ import (
 	"io"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -27,8 +27,8 @@ type pipe struct {
 	cancel context.CancelFunc
 	// wake has the writer look: at new answers, or at the end of the reader.
 	wake chan struct{}
-	// parts is the room that operations have of Options.PartBytes.
-	parts atomic.Int64
+	// parts is the pipe's room for parts of transactions.
+	parts *semaphore.Weighted
 	// running counts the operations that workers do. It grows under mu, while over is false.
 	running sync.WaitGroup
 
@@ -57,7 +57,7 @@ type pipe struct {
 }
 
 func newPipe(s *Service, stream grpc.ServerStream) *pipe {
-	p := &pipe{s: s, stream: stream, wake: make(chan struct{}, 1), under: make(map[uint64]*operation)}
+	p := &pipe{s: s, stream: stream, wake: make(chan struct{}, 1), under: make(map[uint64]*operation), parts: semaphore.NewWeighted(s.o.PartBytes / 2)}
 	p.ctx, p.cancel = context.WithCancel(stream.Context())
 	p.room.L = &p.mu
 	return p
@@ -103,7 +103,7 @@ func (p *pipe) admit(ops []*operation) error {
 			}
 			return err
 		}
-		o.ctx, o.cancel = contextOf(p.ctx, o.timeoutMs)
+		o.ctx, o.cancel = o.context()
 		o.looks, o.hasty = p.looks, o.timeoutMs > 0 && o.timeoutMs < uint32(2*patience/time.Millisecond)
 		p.under[o.tag] = o
 	}
@@ -180,7 +180,7 @@ func (p *pipe) answer(a answer) {
 // release gives back what an operation has of the pipe beside its answer. mu is held.
 func (p *pipe) release(o *operation) {
 	o.request = nil // it may be large, and the client may not take the answer
-	p.giveBack(o)
+	o.giveBack()
 	if o.reserved == 0 && !o.counted {
 		return
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -87,6 +90,58 @@ func unchanged(request any, body mem.BufferSlice) bool {
 		}
 	}
 	return true
+}
+
+// takeParts takes room for the parts of an operation, or says that take has found none. It takes of its pipe's first, and whoever has
+// room of all pipes waits for no more: so nobody waits for one who waits for him.
+func (o *operation) takeParts(parts int64, take func(*semaphore.Weighted, int64) bool) bool {
+	if !take(o.p.parts, o.p.s.ofPipe(parts)) {
+		return false
+	}
+	if !take(o.p.s.parts, parts) {
+		o.p.parts.Release(o.p.s.ofPipe(parts))
+		return false
+	}
+	o.parts = parts
+	o.p.s.o.Metrics.Parts.Add(float64(parts))
+	return true
+}
+
+// ofPipe is what parts count in the room of their pipe, which is half of all. What is larger is alone in its pipe.
+func (s *Service) ofPipe(parts int64) int64 { return min(parts, s.o.PartBytes/2) }
+
+// giveBack gives back the room of the operation's parts.
+func (o *operation) giveBack() {
+	if o.parts == 0 {
+		return
+	}
+	o.p.s.o.Metrics.Parts.Sub(float64(o.parts))
+	o.p.s.parts.Release(o.parts)
+	o.p.parts.Release(o.p.s.ofPipe(o.parts))
+	o.parts = 0
+}
+
+// comeLate waits for the room that the operation has not found when it came, and decodes it. It returns why it is not served.
+func (o *operation) comeLate() error {
+	late := o.late
+	if late.body == nil {
+		return o.refusal
+	}
+	o.late.body = nil
+	ctx, cancel := context.WithTimeout(o.ctx, o.p.s.o.PartWait)
+	defer cancel()
+	wait := func(room *semaphore.Weighted, n int64) bool { return room.Acquire(ctx, n) == nil }
+	if !o.takeParts(int64(late.messages)*messageBytes, wait) {
+		if err := o.ctx.Err(); err != nil {
+			return status.FromContextError(err).Err()
+		}
+		o.p.s.o.Metrics.Refused.Inc()
+		return rpctypes.ErrGRPCRequestTooManyRequests
+	}
+	if err := o.decode(late.body); err != nil { // the stream goes on, because others of its frame may have been served
+		return status.Errorf(codes.Internal, "skein: pipe: the operation %d is no Operation: %v", o.tag, err)
+	}
+	return o.refusal
 }
 
 // serve does the operation, and returns its answer once there is room for it.

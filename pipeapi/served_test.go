@@ -2,6 +2,7 @@ package pipeapi_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"runtime"
 	"strings"
@@ -145,7 +146,7 @@ func TestServedTenThousandPipes(t *testing.T) {
 		}
 	}
 	if opened == 0 || refused["the"] == 0 || len(refused) > 2 {
-		t.Errorf("%d pipes are open, refused by %v", opened, refused)
+		t.Fatalf("%d pipes are open, refused by %v", opened, refused)
 	}
 	// This process has both ends of the pipes and of the connections. 10,000 pipes would be some 400 MiB.
 	if grown := held() - before; grown > 64<<20 {
@@ -156,6 +157,45 @@ func TestServedTenThousandPipes(t *testing.T) {
 	if runtime.GOOS == "linux" { // all of 127.0.0.0/8 are this machine's
 		s, _ := mustOpen(t, dial(t, node.Endpoint(), "127.0.0.2"))
 		serves(t, s)
+	}
+}
+
+// TestServedTransactions: a node with the smallest budget serves all that a window allows of transactions, also if they come in
+// one frame and there is no room for the parts of all of them. None is lost.
+func TestServedTransactions(t *testing.T) {
+	const txns, puts = 300, 32
+	node := embedtest.New(t, embedtest.WithConfig(func(c *config.Config) { c.MemoryBytes = config.MinMemoryBytes })).Node(0)
+	s, _ := mustOpen(t, dial(t, node.Endpoint(), ""))
+	f := &pipepb.ClientFrame{}
+	for tag := range uint64(txns) {
+		r := &pb.TxnRequest{Compare: []*pb.Compare{{Key: fmt.Appendf(nil, "%03d/00", tag), Target: pb.Compare_VERSION, TargetUnion: &pb.Compare_Version{}}}}
+		for i := range puts {
+			put := &pb.PutRequest{Key: fmt.Appendf(nil, "%03d/%02d", tag, i), Value: fmt.Append(nil, tag)}
+			r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: put}})
+		}
+		f.Operations = append(f.Operations, &pipepb.Operation{Tag: tag, Request: &pipepb.Operation_Txn{Txn: r}})
+	}
+	if err := s.Send(f); err != nil {
+		t.Fatal(err)
+	}
+	for answered := 0; answered < txns; {
+		f, err := s.Recv()
+		if err != nil {
+			t.Fatalf("after %d answers: %v", answered, err)
+		}
+		for _, a := range f.GetAnswers() {
+			if !a.GetTxn().GetSucceeded() {
+				t.Errorf("the transaction %d is answered %v", a.GetTag(), a)
+			}
+			answered++
+		}
+	}
+	all := &pb.RangeRequest{Key: []byte("0"), RangeEnd: []byte("9"), CountOnly: true}
+	if err := s.Send(&pipepb.ClientFrame{Operations: []*pipepb.Operation{{Request: &pipepb.Operation_Range{Range: all}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := s.Recv(); err != nil || f.GetAnswers()[0].GetRange().GetCount() != txns*puts {
+		t.Errorf("%v, %v", f, err)
 	}
 }
 

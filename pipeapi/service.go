@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
@@ -60,21 +61,24 @@ type Options struct {
 	// MaxPipesOfConnection bounds those of one connection, so that one client does not take all. 0 means 64.
 	MaxPipesOfConnection int
 	// PartBytes bounds the memory of the parts of transactions, over all pipes, counted where a transaction has more than a few. One
-	// pipe has no more of it than it leaves free. 0 means 64 MiB. Transactions that find no room are refused.
+	// pipe has half of it at most, or one transaction. 0 means 64 MiB. Transactions that find no room wait for it, in the order in which they came.
 	PartBytes int64
+	// PartWait is how long one waits for that room before it is refused. It should be the time that a request may last, as those
+	// that have room are answered by then. 0 means 7 s.
+	PartWait time.Duration
 	// Grace is how long clients may send to a node that stops. 0 means 1 s.
 	Grace time.Duration
 }
 
-// PipeBytes is what an open pipe takes at rest: 6 kB of heap and 16 kB of stacks for each of 1,984 after a put.
+// PipeBytes is what an open pipe takes at rest: 6 kB of heap and 16 kB of stacks for each of 1,984 after a put. Its window is beside that.
 const PipeBytes = 24 << 10
 
 // Service is the service of pipes.
 type Service struct {
 	o      Options
 	window *pipepb.Window
-	// parts is what is taken of Options.PartBytes.
-	parts atomic.Int64
+	// parts is the room of Options.PartBytes.
+	parts *semaphore.Weighted
 	// idle takes operations to workers that wait for one; waiting counts these.
 	idle    chan *operation
 	waiting atomic.Int64
@@ -101,6 +105,9 @@ func New(o Options) *Service {
 	if o.PartBytes <= 0 {
 		o.PartBytes = 64 << 20
 	}
+	if o.PartWait <= 0 {
+		o.PartWait = 7 * time.Second
+	}
 	if o.Grace <= 0 {
 		o.Grace = time.Second
 	}
@@ -109,7 +116,7 @@ func New(o Options) *Service {
 	}
 	frame := uint64(o.Operations.MaxMessageBytes())
 	return &Service{
-		o: o, idle: make(chan *operation), connections: map[string]int{}, clients: map[string]int{},
+		o: o, idle: make(chan *operation), connections: map[string]int{}, clients: map[string]int{}, parts: semaphore.NewWeighted(o.PartBytes),
 		// A client can always fill one frame while another is under way.
 		window: &pipepb.Window{Operations: uint32(o.WindowOperations), Bytes: max(4<<20, 2*frame), FrameBytes: frame, Node: uint64(o.Node)},
 	}
