@@ -3,14 +3,24 @@ package main
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/skeindb/skein/internal/leftout"
+)
+
+// How long a disk may be busy when it is unmounted, and how often that is tried.
+const (
+	unmountPatience = 20 * time.Second
+	unmountPause    = 20 * time.Millisecond
 )
 
 // smallDisk is the disk of the first node: a file system in a loop file, which lies in another one. While the outer one is frozen
@@ -50,11 +60,25 @@ func (m *monitored) mount(image, at string, bytes int64) error {
 		}
 	}
 	m.t.Cleanup(func() {
-		if out, err := exec.Command("umount", at).CombinedOutput(); err != nil {
-			m.t.Errorf("umount %s: %v %s", at, err, out)
+		if err := unmount(at); err != nil {
+			m.t.Error(err)
 		}
 	})
 	return nil
+}
+
+// unmount unmounts a disk. A process that has just died may hold it for a moment, and the outer disk is held by the loop device of
+// the inner one, which the kernel clears after its unmount.
+func unmount(at string) error {
+	for end := time.Now().Add(unmountPatience); ; time.Sleep(unmountPause) {
+		err := unix.Unmount(at, 0)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return fmt.Errorf("unmount %s: %w", at, err)
+		}
+	}
 }
 
 // fullDisk fills the disk of the first node, and frees it again.
@@ -98,10 +122,11 @@ func (m *monitored) slowDisk() {
 }
 
 // slow freezes a disk again and again until stop is called. A process of its own does, for each line that it gets: however this
-// one ends, no disk stays frozen, which could not be unmounted.
+// one ends, no disk stays frozen, which could not be unmounted. The thaw is short: one fsync waits for each freeze, and it has to be more
+// than a hundredth of all, however many a quick disk does in a thaw.
 func (m *monitored) slow(dir string) (stop func()) {
 	m.t.Helper()
-	c := exec.Command("sh", "-c", `while read -r _; do fsfreeze -f "$0" && sleep 0.8; fsfreeze -u "$0"; sleep 0.1; echo; done`, dir)
+	c := exec.Command("sh", "-c", `while read -r _; do fsfreeze -f "$0" && sleep 0.8; fsfreeze -u "$0"; sleep 0.01; echo; done`, dir)
 	c.Stderr = os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends this process and its group is not meant for it
 	in, err1 := c.StdinPipe()
