@@ -153,7 +153,7 @@ func checkFsync(s *adminpb.SurveyResponse) (all []Finding) {
 		}
 		all = append(all, Finding{
 			Warning, "fsync", fmt.Sprintf("%s: one in a hundred fsyncs takes %v or more, and writes wait for it", what, took.Round(time.Millisecond)),
-			"see what else uses its disk, or give the log one of its own (--wal-dir); skein doctor --local there measures it",
+			"see what else uses its disk, or move the log to one of its own (--wal-dir, docs/OPERATIONS.md); skein doctor --local there measures it",
 		})
 	}
 	return all

@@ -101,8 +101,12 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity, reads keyspace.Ve
 		return l, forgetInstance(fs, dataDir)
 	}
 	// Either both are new, or a crash came between the two identity files.
+	advice := "restore it"
+	if dataID != nil { // no crash leaves that: the identity of the wal directory is written first
+		advice = fmt.Sprintf("if the log was in another directory, move all files from there to %s; else restore it", walDir)
+	}
 	for _, d := range []struct{ dir, at, other string }{{dataDir, data, wal}, {walDir, wal, data}} {
-		if err := refusePartial(fs, d.dir, d.at, d.other); err != nil {
+		if err := refusePartial(fs, d.dir, d.at, d.other, advice); err != nil {
 			return nil, err
 		}
 	}
@@ -167,8 +171,9 @@ func absolute(dataDir, walDir string) (data, wal string, err error) {
 // refusePartial refuses a directory that contains files if not both directories have an
 // identity. One of the two was lost or exchanged, and a node that forgets half of its
 // promises endangers its groups. at is the directory's absolute path. other is the path
-// of the other directory, which may lie within this one.
-func refusePartial(fs vfs.FS, dir, at, other string) error {
+// of the other directory, which may lie within this one. advice says what brings the
+// missing identity back.
+func refusePartial(fs vfs.FS, dir, at, other, advice string) error {
 	names, err := fs.List(dir)
 	if err != nil {
 		return fmt.Errorf("engine: list %s: %w", dir, err)
@@ -179,8 +184,8 @@ func refusePartial(fs vfs.FS, dir, at, other string) error {
 			below == other || strings.HasPrefix(other, below+string(filepath.Separator)) {
 			continue
 		}
-		return fmt.Errorf("%w: %s holds files (%s) but data and wal directory do not both have the file %s; one of them was lost or exchanged: restore it, or empty both and let the node join anew",
-			ErrIdentity, dir, name, identityName)
+		return fmt.Errorf("%w: %s holds files (%s) but data and wal directory do not both have the file %s; one of them was lost or exchanged: %s, or empty both and let the node join anew",
+			ErrIdentity, dir, name, identityName, advice)
 	}
 	return nil
 }

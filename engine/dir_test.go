@@ -96,6 +96,42 @@ func TestOpenDir(t *testing.T) {
 	}
 }
 
+// TestOpenDirMovedLog: a node that gets another wal directory has its log moved there, with its identity. A start without that is refused,
+// says so, and changes nothing; so is one that looks for the log where it was.
+func TestOpenDirMovedLog(t *testing.T) {
+	fs := simdisk.New()
+	first, err := openDirs(fs, me)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"data/engine", "data/wal/000001.wal"} {
+		if err := vfsWrite(fs, file, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := func(wal string) (*DirLock, error) {
+		l, err := OpenDir(fs, "data", wal, me, keyspace.OwnVersions())
+		if err != nil {
+			return nil, err
+		}
+		return l, l.Close()
+	}
+	if _, err := at("log"); !errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), "move all files from there to log;") {
+		t.Fatalf("before the move: %v", err)
+	}
+	for _, name := range []string{identityName, "000001.wal"} {
+		if err := fs.Rename("data/wal/"+name, "log/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l, err := at("log"); err != nil || l.Fresh || l.Identity != first.Identity {
+		t.Fatalf("after it: %+v, was %+v: %v", l, first, err)
+	}
+	if _, err := at("data/wal"); !errors.Is(err, ErrIdentity) {
+		t.Errorf("where it was: %v", err)
+	}
+}
+
 // TestEnsureInstance: a directory has its instance before it has an identity, and keeps it
 // until both are lost.
 func TestEnsureInstance(t *testing.T) {

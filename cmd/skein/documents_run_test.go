@@ -45,7 +45,7 @@ var elsewhere = [][2]string{
 	{"OPERATIONS: bin/skein --name n1 --data-dir d1 --discovery-srv ", "it asks DNS for records of a domain; node/join's tests have such records"},
 	{"OPERATIONS: bin/release/skein grpc-proxy ", "it is a module of its own; deploy's TestImageRoot and TestProxyWithCertificates run it"},
 	{"OPERATIONS: bin/skein cert create-client proxy ", "deploy's TestProxyWithCertificates uses it"},
-	{"OPERATIONS: sudo ", "it changes the machine; deploy's TestUnit has systemd read the drop-in"},
+	{"OPERATIONS: sudo ", "it changes the machine; deploy's TestUnit has systemd read the drop-in, and TestLogIsMoved moves a log"},
 	{"OPERATIONS: bin/skein placement add ", "it takes seven nodes; node/operate's TestVotersOfPlacementByHand has them"},
 	{"OPERATIONS: bin/skein placement remove ", "it takes seven nodes; node/operate's TestVotersOfPlacementByHand has them"},
 	{"OPERATIONS: bin/skein node recommission n4 ", "the node may be removed before; package node's TestNodeStates has one that is not"},

@@ -357,6 +357,65 @@ func TestEtcdsOwnUnit(t *testing.T) {
 	}
 }
 
+// The log of a node that has data is moved as OPERATIONS.md says. Without that the node does not start, and says what to do.
+func TestLogIsMoved(t *testing.T) {
+	u := newUnit(t, "skein", nil)
+	var data string
+	for _, v := range u.make().Env {
+		if dir, is := strings.CutPrefix(v, "ETCD_DATA_DIR="); is {
+			data = dir
+		}
+	}
+	log := filepath.Join(t.TempDir(), "log")
+	serves := func(args ...string) *clientv3.Client {
+		t.Helper()
+		u.start(t, args...)
+		u.awaitTold(t, "READY=1")
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{u.client}, Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client
+	}
+	stops := func() {
+		t.Helper()
+		if err := errors.Join(u.Process.Signal(unix.SIGTERM), u.Wait()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client := serves()
+	mustPut(t, client, "k", "v")
+	client.Close()
+	stops()
+
+	u.start(t, "--wal-dir="+log)
+	if err := u.Wait(); err == nil || !strings.Contains(u.output.String(), "move all files from there to "+log) {
+		t.Fatalf("before the move it ended with %v", err)
+	}
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "\nsudo systemctl stop skein\n")
+	text, _, found := strings.Cut(text, "```")
+	if !found {
+		t.Fatal("OPERATIONS.md does not say how to move a log")
+	}
+	text = strings.NewReplacer("sudo systemctl start skein", "true", "sudo ", "", "/var/lib/skein", data, "/srv/wal/skein", log).Replace(text)
+	if out, err := exec.CommandContext(t.Context(), "sh", "-ec", text).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", text, err, out)
+	}
+	client = serves("--wal-dir=" + log)
+	defer client.Close()
+	if got, err := client.Get(t.Context(), "k"); err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "v" {
+		t.Errorf("after the move: %v, %v", got, err)
+	}
+	stops()
+	if _, err := os.Stat(filepath.Join(data, "wal")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old log is there: %v", err)
+	}
+}
+
 // From SIGTERM on /readyz fails, and the node serves on for --shutdown-delay. A second signal ends it at once.
 func TestShutdownDelay(t *testing.T) {
 	u := startUnit(t, "skein", nil, "--shutdown-delay=1h")

@@ -145,7 +145,7 @@ func Diagnose(f *Facts, budget int64) (all []adminapi.Finding) {
 	add := func(s adminapi.Severity, check, next, what string, args ...any) {
 		all = append(all, adminapi.Finding{Severity: s, Check: check, What: fmt.Sprintf(what, args...), Next: next})
 	}
-	const disk = "give the log a disk of its own that is quick to fsync (--wal-dir), such as a local SSD"
+	const disk = "give the log a disk of its own that is quick to fsync (--wal-dir, docs/OPERATIONS.md), such as a local SSD"
 	fsync := fmt.Sprintf("an fsync in %s takes %v, and one in a hundred %v", f.Dir, f.Fsync50.Round(10*time.Microsecond), f.Fsync99.Round(10*time.Microsecond))
 	switch {
 	case f.Fsync99 >= tooSlow:
