@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -318,9 +319,11 @@ func TestEtcdsOwnUnit(t *testing.T) {
 		t.Fatal(err)
 	}
 	var env, command []string
+	last := map[string]string{}
 	for line := range strings.Lines(string(text) + dropIn(t, "etcd")) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		value = strings.ReplaceAll(value, "%m", "0f0f0f")
+		last[key] = value
 		switch key {
 		case "Environment":
 			env = append(env, value)
@@ -336,6 +339,10 @@ func TestEtcdsOwnUnit(t *testing.T) {
 	}
 	if pack, err := os.ReadFile("../../deploy/deb/nfpm.yaml"); err != nil || len(command) != 1 || !strings.Contains(string(pack), "dst: "+command[0]+",") {
 		t.Fatalf("it starts %q, which the Debian package does not have (%v)", command, err)
+	}
+	// A node that was decommissioned ends with 0, and each further start of it with exitRemoved.
+	if last["Restart"] != "on-failure" || last["RestartPreventExitStatus"] != strconv.Itoa(exitRemoved) {
+		t.Errorf("a node that was removed is started again: Restart=%s, RestartPreventExitStatus=%s", last["Restart"], last["RestartPreventExitStatus"])
 	}
 	u := startUnit(t, command[0], env)
 	u.awaitTold(t, "READY=1")
