@@ -29,6 +29,8 @@ type secured struct {
 	// dir has the programs and the certificates. cluster is the URL of each node, listen the proxy's address.
 	dir, listen string
 	cluster     []string
+	// certs are the commands of OPERATIONS.md for the proxy's certificates, front its flags that name them.
+	certs, front []string
 }
 
 // TestProxyWithCertificates: the proxy works with certificates on both sides, as OPERATIONS.md says. A client that shows none, or
@@ -45,6 +47,7 @@ func TestProxyWithCertificates(t *testing.T) {
 	s := &secured{t: t, dir: t.TempDir(), listen: fmt.Sprintf("127.0.0.1:%d", free[6])}
 	s.build("skein", "..", "-tags", "invariants", "./cmd/skein")
 	s.build("skein-grpc-proxy", "grpcproxy", ".")
+	s.readPage()
 	s.makeCertificates()
 	s.startNodes(free[:3], free[3:6])
 	direct, err := s.client("root", s.cluster[0])
@@ -84,21 +87,40 @@ func (s *secured) build(name, at string, args ...string) {
 	}
 }
 
-// makeCertificates makes two authorities: ca is the cluster's, and outer that of the proxy and its clients. Each certificate is in
-// a directory of its name.
+// readPage reads what OPERATIONS.md has for a proxy with certificates.
+func (s *secured) readPage() {
+	s.t.Helper()
+	page, err := os.ReadFile("../docs/OPERATIONS.md")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(page), "\nWith certificates `--cacert`")
+	_, text, begun := strings.Cut(text, "```\n")
+	text, _, ended := strings.Cut(text, "```")
+	text = strings.ReplaceAll(text, "\\\n", "")
+	for line := range strings.Lines(text) {
+		if args, is := strings.CutPrefix(line, "bin/skein cert "); is {
+			s.certs = append(s.certs, strings.ReplaceAll(args, "proxy.example.com", "127.0.0.1"))
+		} else if _, flags, is := strings.Cut(line, " --cacert "); is {
+			s.front = strings.Fields("--cacert " + flags)
+		}
+	}
+	if !found || !begun || !ended || len(s.certs) < 4 || len(s.front) != 12 {
+		s.t.Fatalf("OPERATIONS.md makes the certificates by %q and gives the proxy %q", s.certs, s.front)
+	}
+}
+
+// makeCertificates makes two authorities: certs has the cluster's, and outer that of the proxy and its clients. Each certificate is in
+// a directory of its name, but for the proxy's own, which is in front.
 func (s *secured) makeCertificates() {
 	s.t.Helper()
-	for _, line := range []string{
-		"create-ca --certs-dir ca",
-		"create-node n1 --host 127.0.0.1 --certs-dir ca --out n1",
-		"create-node n2 --host 127.0.0.1 --certs-dir ca --out n2",
-		"create-node n3 --host 127.0.0.1 --certs-dir ca --out n3",
-		"create-client root --certs-dir ca --out root",
-		"create-client proxy --no-user --certs-dir ca --out proxy",
-		"create-ca --certs-dir outer",
-		"create-node proxy --host 127.0.0.1 --certs-dir outer --out front",
-		"create-client app --certs-dir outer --out app",
-	} {
+	for _, line := range append([]string{
+		"create-ca --certs-dir certs",
+		"create-node n1 --host 127.0.0.1 --certs-dir certs --out n1",
+		"create-node n2 --host 127.0.0.1 --certs-dir certs --out n2",
+		"create-node n3 --host 127.0.0.1 --certs-dir certs --out n3",
+		"create-client root --certs-dir certs --out root",
+	}, s.certs...) {
 		c := exec.CommandContext(s.t.Context(), filepath.Join(s.dir, "skein"), append([]string{"cert"}, strings.Fields(line)...)...)
 		c.Dir = s.dir
 		if out, err := c.CombinedOutput(); err != nil {
@@ -120,13 +142,13 @@ func (s *secured) startNodes(clients, peers []int) {
 	}
 }
 
-// proxyFlags are those of a proxy that shows the cluster a client's certificate.
+// proxyFlags are those of a proxy that shows the cluster a client's certificate, in the place of the client proxy's.
 func (s *secured) proxyFlags(client string) []string {
-	return []string{
-		"start", "--listen-addr", s.listen, "--endpoints", strings.TrimPrefix(s.cluster[0], "https://"), "--namespace", "tenant/", "--data-dir", "proxied",
-		"--cacert", client + "/ca.crt", "--cert", client + "/client." + client + ".crt", "--key", client + "/client." + client + ".key",
-		"--trusted-ca-file", "front/ca.crt", "--cert-file", "front/node.crt", "--key-file", "front/node.key",
+	flags := []string{"start", "--listen-addr", s.listen, "--endpoints", strings.TrimPrefix(s.cluster[0], "https://"), "--namespace", "tenant/", "--data-dir", "proxied"}
+	for _, f := range s.front {
+		flags = append(flags, strings.ReplaceAll(f, "proxy", client))
 	}
+	return flags
 }
 
 // begin starts a program, which the end of the test kills.
