@@ -85,6 +85,9 @@ func WriteHeat(w, notes io.Writer, f Format, k KeyFormat, top int, r *adminpb.He
 	if n := len(r.GetStarts()) * len(r.GetColumns()); len(r.GetColumns()) == 0 || len(r.GetWrites()) != n || len(r.GetReads()) != n || len(r.GetBytes()) != n {
 		return fmt.Errorf("a heat map of %d rows and %d columns has %d, %d and %d counts", len(r.GetStarts()), len(r.GetColumns()), len(r.GetWrites()), len(r.GetReads()), len(r.GetBytes()))
 	}
+	if r.GetUnixMs() == 0 { // who knows lengths of time says what time it is
+		fmt.Fprintln(notes, "note: the asked node is of an earlier build, and shows six hours whatever time was asked for")
+	}
 	rows := heatRows(r)
 	if f == JSON {
 		return writeJSON(w, heatToJSON(r, rows))

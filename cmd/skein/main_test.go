@@ -149,7 +149,7 @@ func (fakeBackend) Heat(_ context.Context, q *adminpb.HeatRequest) (*adminpb.Hea
 	}
 	return &adminpb.HeatResponse{
 		Starts: [][]byte{[]byte("k")}, Columns: []*adminpb.HeatColumn{{StartUnixSeconds: 1_800_000_000, Seconds: uint32(q.GetLastSeconds())}},
-		Writes: []uint64{600}, Reads: []uint64{0}, Bytes: []uint64{6000},
+		Writes: []uint64{600}, Reads: []uint64{0}, Bytes: []uint64{6000}, UnixMs: 1_800_000_100_000,
 	}, nil
 }
 
