@@ -219,13 +219,13 @@ func headOf(b []byte) (tag uint64, timeoutMs uint32) {
 		if err != nil {
 			break // not in bytes whose messages were counted
 		}
-		if kind == protowire.VarintType {
-			switch v, _ := protowire.ConsumeVarint(value); field {
-			case fieldOperationTag:
-				tag = v
-			case fieldTimeoutMs:
-				timeoutMs = uint32(v)
-			}
+		v, _ := protowire.ConsumeVarint(value)
+		switch {
+		case kind != protowire.VarintType:
+		case field == fieldOperationTag:
+			tag = v
+		case field == fieldTimeoutMs:
+			timeoutMs = uint32(v)
 		}
 		b = rest
 	}
