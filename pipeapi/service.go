@@ -138,8 +138,8 @@ func (s *Service) Open(stream grpc.BidiStreamingServer[pipepb.ClientFrame, pipep
 	return p.write()
 }
 
-// sourceOf returns the address and port of a stream's client, and its address. Who has an IPv6 address has all that share its first
-// 64 bits. Without a port both are "", which may be many.
+// sourceOf returns the address and port of a stream's client, and its address. IPv6 addresses with the same first 64 bits count as
+// one. Without a port both are "", which may be many.
 func sourceOf(ctx context.Context) (connection, client string) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {

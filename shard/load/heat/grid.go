@@ -57,8 +57,8 @@ type Time struct {
 	// From and To are where it begins and ends, in unix seconds by the clock of the node that is asked. Without To it ends
 	// now.
 	From, To int64
-	// Last is how many seconds it is long, where it has no From. Who asks so needs no clock that agrees with the node's. 0 is six
-	// hours.
+	// Last is how many seconds it is long, where it has no From. The asker's clock need not agree with the node's then.
+	// 0 is six hours.
 	Last int64
 }
 
