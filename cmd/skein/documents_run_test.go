@@ -354,7 +354,8 @@ func newStory(t *testing.T) *story {
 	for i, port := range []int{12379, 22379, 32379, 42379, 52379, 12380, 22380, 32380, 42380, 52380, 23790, 4317} {
 		s.told = append(s.told, fmt.Sprint(":", port), fmt.Sprint(":", free[i]))
 	}
-	s.told = append(s.told, "--endpoints 127.0.0.1:2379", fmt.Sprint("--endpoints 127.0.0.1:", free[0])) // of a guide without a cluster
+	s.told = append(s.told, "--endpoints 127.0.0.1:23790", fmt.Sprint("--endpoints 127.0.0.1:", free[10])) // before its first digits
+	s.told = append(s.told, "--endpoints 127.0.0.1:2379", fmt.Sprint("--endpoints 127.0.0.1:", free[0]))   // of a guide without a cluster
 	s.told = append(s.told, "file:///var/backups/skein", "file://"+dir+"/backups", "/var/lib/skein", dir+"/lib", "/etc/skein/n1.yaml", dir+"/n1.yaml")
 	if err := os.WriteFile("n1.yaml", []byte("name: n1\ndata-dir: "+dir+"/d9\n"), 0o600); err != nil {
 		t.Fatal(err)
