@@ -93,6 +93,8 @@ type Options struct {
 	NoPreVote bool
 	// NoLeaseReads is --lease-reads=false.
 	NoLeaseReads bool
+	// AwakeFree is raftgroup's: how many raft groups may be awake before idle ones sleep sooner; 0 is its default.
+	AwakeFree int
 	// NodeDeadAfter is --node-dead-after; 0 is its default.
 	NodeDeadAfter time.Duration
 	// RequestTimeout bounds a request.

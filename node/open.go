@@ -335,7 +335,7 @@ func (c *Core) groupConfig() raftgroup.Config {
 	o := &c.o
 	return raftgroup.Config{
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
-		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
+		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads, AwakeFree: o.AwakeFree,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes, SnapshotBytesPerSecond: o.CopyBytesPerSecond,
 		SlowApply:     o.WarnApply,
 		Needed:        func() keyspace.NodeID { return c.client.Leader() },

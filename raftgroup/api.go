@@ -129,6 +129,9 @@ type Config struct {
 	// SleepAfter is the idle time after which a leader puts its group to sleep. Default
 	// 10 ticks; a negative value turns sleep off.
 	SleepAfter time.Duration
+	// AwakeFree is how many awake groups the host may have before idle ones fall asleep sooner. Default 64; a negative
+	// value is none.
+	AwakeFree int
 	// WakesPerSecond paces the wake-ups after a start, and after the death or return of a
 	// node, in groups per second. Default 2000.
 	WakesPerSecond int

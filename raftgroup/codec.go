@@ -47,7 +47,9 @@ type message struct {
 	term     uint64
 	// commit is set in kindSleep and kindCommitNotice, number in kindSleep.
 	commit, number uint64
-	raft           *pb.Message
+	// behind has the message leave in the frame of entries. It is not in the frame.
+	behind bool
+	raft   *pb.Message
 	// promise is how long the sender's host keeps the promises that its heartbeat
 	// responses give; node is the sender's node. Both hold for the whole frame.
 	promise time.Duration

@@ -204,6 +204,7 @@ func (w *worker) carryCommitNotices() {
 	w.mu.Unlock()
 	for _, g := range w.riding {
 		g.sendCommitNotices()
+		g.trySleepSoon()
 	}
 	clear(w.riding)
 	w.riding = w.riding[:0]

@@ -67,6 +67,7 @@ func (c *Config) fill() error {
 	orDefault(&c.LivenessTimeout, c.ElectionTimeout)
 	orDefault(&c.SlowApply, 100*time.Millisecond)
 	orDefault(&c.SleepAfter, 10*c.TickInterval)
+	orDefault(&c.AwakeFree, 64)
 	orDefault(&c.MaxClockDrift, DefaultClockDrift)
 	orDefault(&c.WakesPerSecond, 2000)
 	orDefault(&c.Workers, runtime.GOMAXPROCS(0))
@@ -119,6 +120,22 @@ func (c *Config) check() error {
 // shorter than the promise.
 func (c *Config) electionTicks() int {
 	return int((c.ElectionTimeout + c.TickInterval - 1) / c.TickInterval)
+}
+
+// sleepTicksMin is after how many idle ticks a group falls asleep at the soonest: the heartbeat of the first gives reads a lease.
+const sleepTicksMin = 2
+
+// sleepTicks is after how many idle ticks a leader's group falls asleep, where a host has so many awake groups. What an idle
+// group costs before it sleeps, ticks and heartbeats, is the larger part of a put where each range gets few: with
+// twice as many awake groups each has half the time.
+func (c *Config) sleepTicks(awake int) int64 {
+	after := c.idleTicks()
+	return min(after, max(sleepTicksMin, after*int64(max(0, c.AwakeFree))/int64(max(1, awake))))
+}
+
+// idleTicks is SleepAfter in ticks.
+func (c *Config) idleTicks() int64 {
+	return int64((c.SleepAfter + c.TickInterval - 1) / c.TickInterval)
 }
 
 // retryTicks is after how many ticks a follower repeats an unanswered request.

@@ -73,6 +73,13 @@
 //	                     └─────────────────────────────────────────────┘
 //	empty ── stream ──▶ receiving ── verified, stepped ──▶ installing ── flush, wal ──▶ follower
 //
+// A leader's group is idle after ten ticks without a proposal, a read or a message that wants it awake. Where the host has more
+// than 64 awake groups it is idle sooner, after two ticks at the soonest. A group that has only woken for a proposal sleeps
+// then as soon as its followers have the entry and its commit index: ticks and heartbeats of groups that get an entry now
+// and then would cost more than their entries. A sleeping group has no lease, so its next read begins with a ReadIndex. A group that has
+// had one stays awake for ten ticks, wherever it is. Entries that fell asleep with their group stay in the followers' wals until the
+// leader has made them durable: then it wakes once, and its heartbeat tells that nobody needs them.
+//
 // # The lease
 //
 // Each heartbeat's context begins with the host's number: the clock reading of the pass
@@ -194,8 +201,8 @@
 //	worker.go            the loop of a worker: its passes
 //	step.go              one visit of a group: messages in, raft's Ready out
 //	storage.go           raft's view of the wal, raft's log lines
-//	sleep.go             a group's tick, how it falls asleep, the pacer's turn
 //	commit_notice.go     commit indexes that wait for the next entry
+//	sleep.go             a group's tick, how it falls asleep, the pacer's turn
 //	snapshot_send.go     a snapshot on its way to a follower
 //	apply.go             the loop of an applier: entries into the engine
 //	quarantine.go        a replica that is closed until it is replaced

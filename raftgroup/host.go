@@ -64,8 +64,10 @@ type Host struct {
 	readNumber                  atomic.Uint64
 	readNonce                   uint64 // of this run
 	diskStalled                 atomic.Bool
-	mutated                     mutationState
-	stopping                    atomic.Bool
+	// sleepTicks is after how many idle ticks a leader's group falls asleep now.
+	sleepTicks atomic.Int64
+	mutated    mutationState
+	stopping   atomic.Bool
 	// leasesFrom is when leases were dropped last, see DropLeases; 0 is never.
 	leasesFrom atomic.Int64
 	// suspects notices that the machine was paused. The ticker owns it.
@@ -96,6 +98,7 @@ func NewHost(cfg Config) (*Host, error) {
 	}
 	h := &Host{cfg: cfg, log: cfg.Logger.With(zap.Stringer("node", cfg.Node)), m: cfg.Metrics}
 	h.maxEntry = min(maxEntryBytes, cfg.WAL.MaxEntryBytes())
+	h.sleepTicks.Store(cfg.sleepTicks(0))
 	h.failCh = make(chan struct{})
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.groups = make(map[keyspace.GroupID]*Group)
@@ -293,6 +296,7 @@ func (h *Host) tick(n uint64) {
 	for _, w := range h.workers {
 		awake += w.tick(f)
 	}
+	h.sleepTicks.Store(h.cfg.sleepTicks(awake))
 	h.votes.expire(now.Add(-10 * h.cfg.ElectionTimeout))
 	h.trunc.tick(now, n)
 	h.forgetPromises(now)

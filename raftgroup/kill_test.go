@@ -223,12 +223,15 @@ func (k *killer) work() {
 // killAt runs one life that ends at the given step, and reports whether there was such a
 // step. laggard first makes the victim, or the node that it leads, catch up by a
 // snapshot.
-func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
+func killAt(t *testing.T, at int, leads, others, laggard, crowded bool) (killed bool) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {
 		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 9)), disks: map[keyspace.NodeID]*simdisk.Disk{}}
 		r := newRig(t, 3, func(c *Config) {
-			c.SleepAfter = -1
+			if c.SleepAfter = -1; crowded {
+				c.SleepAfter = 0
+				crowd(c)
+			}
 			c.Bus = killBus{c.Bus.(*busEnd), k}
 		})
 		k.r, k.victim = r, r.nodes[1]
@@ -298,20 +301,22 @@ func TestKillAtEachStep(t *testing.T) {
 		stride = s
 	}
 	for _, c := range []struct {
-		name           string
-		leads, laggard bool
+		name                    string
+		leads, laggard, crowded bool
 		// least is the minimum number of steps.
 		least int
 	}{
-		{"follower", false, false, 60},
-		{"leader", true, false, 60},
-		{"receiver of a snapshot", false, true, 90},
-		{"sender of a snapshot", true, true, 90},
+		{"follower", false, false, false, 60},
+		{"leader", true, false, false, 60},
+		{"follower on crowded hosts", false, false, true, 50},
+		{"leader on crowded hosts", true, false, true, 50},
+		{"receiver of a snapshot", false, true, false, 90},
+		{"sender of a snapshot", true, true, false, 90},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at := 1 + rand.IntN(stride)
 			t.Logf("every step that is %d modulo %d", at, stride)
-			for killAt(t, at, c.leads, at/stride%2 == 0, c.laggard) && !t.Failed() {
+			for killAt(t, at, c.leads, at/stride%2 == 0, c.laggard, c.crowded) && !t.Failed() {
 				at += stride
 			}
 			if at < c.least {

@@ -54,7 +54,7 @@ func (g *Group) stampHeartbeat(m *pb.Message) {
 	ctx := make([]byte, numberBytes, numberBytes+raftContextBytes)
 	binary.LittleEndian.PutUint64(ctx, uint64(g.w.now))
 	m.Context = append(ctx, m.GetContext()...)
-	m.Index = ptr(g.trunc.need)
+	m.Index, g.trunc.told = ptr(g.trunc.need), g.trunc.need
 }
 
 // sparesHeartbeat reports whether a heartbeat of an idle system group, which never sleeps, is left out:

@@ -90,11 +90,11 @@ func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 }
 
 // host adds a message of the host's own kinds. Commit notices share the frame of the
-// entries: they are as frequent, and nobody waits for them.
+// entries: they are as frequent, and nobody waits for them. So do sleep notices that follow them at once.
 func (o *outbox) host(node keyspace.NodeID, m *message) {
 	p := o.peer(node)
 	l := &p.frames[frameControl]
-	if m.kind == kindCommitNotice {
+	if m.kind == kindCommitNotice || m.behind {
 		l = &p.frames[frameRaft]
 	}
 	o.open(l)

@@ -34,7 +34,9 @@ func (g *Group) propose(props []proposal) {
 	}
 	// The entries wake the followers. Writers need no lease, so no heartbeat is sent: its
 	// responses would cost as much as those to the entries.
-	g.wakeWithoutHeartbeat()
+	if g.wakeWithoutHeartbeat() {
+		g.sleep.soon = true
+	}
 	if err := g.rn.Step(m); err != nil {
 		for _, p := range props {
 			if st.GetTerm() == p.term {

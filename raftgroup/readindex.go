@@ -47,6 +47,7 @@ func (g *Group) addReads(reads []readWaiter) {
 		r.waiting = append(r.waiting, w)
 	}
 	g.wake()
+	g.sleep.soon, g.sleep.read = false, true
 	g.issueReads()
 }
 

@@ -60,6 +60,8 @@ type testBus struct {
 	raw   bool // frames are delivered unchanged
 	// noticesAlone counts the frames of a node that hold nothing but commit notices.
 	noticesAlone map[keyspace.NodeID]int
+	// slowFrom is how long the frames of a node take beside slow.
+	slowFrom map[keyspace.NodeID]time.Duration
 }
 
 type frameKey struct {
@@ -155,7 +157,7 @@ func (b *testBus) carry(key frameKey, q chan []byte) {
 	for {
 		select {
 		case p := <-q:
-			if d := b.delay(); d > 0 {
+			if d := b.delay(key.from); d > 0 {
 				time.Sleep(d)
 			}
 			b.mu.Lock()
@@ -174,10 +176,10 @@ func (b *testBus) carry(key frameKey, q chan []byte) {
 	}
 }
 
-func (b *testBus) delay() time.Duration {
+func (b *testBus) delay(from keyspace.NodeID) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.slow
+	return b.slow + b.slowFrom[from]
 }
 
 // filterFrame removes the messages that the filter rejects from a frame.

@@ -26,6 +26,10 @@ type sleepState struct {
 	yields bool
 	// leaderBoot is the boot id of the leader's node when the leader was last heard.
 	leaderBoot keyspace.BootID
+	// soon says that this leader has woken for a proposal, and that nobody else wants it awake since.
+	soon bool
+	// read says that somebody has asked for a ReadIndex since the group woke: more of its reads may be under way by the lease.
+	read bool
 	// removed says that a leader has told this replica that it is not a member.
 	removed bool
 	// soleVoter says that this replica was the group's only voter when it was opened, and
@@ -41,7 +45,7 @@ func (g *Group) wakePaced() {
 		return // an empty or removed replica can only wait
 	}
 	g.wake()
-	if g.isLeader {
+	if g.sleep.soon = false; g.isLeader {
 		if !g.giveUpLead() {
 			g.handOver()
 		}
@@ -105,7 +109,7 @@ func (g *Group) wakeByClient() {
 	if len(g.conf.replicas) == 0 {
 		return
 	}
-	g.sleep.removed = false
+	g.sleep.removed, g.sleep.soon = false, false
 	g.wake()
 	if g.isLeader || g.learnsLeader() {
 		return
@@ -129,7 +133,7 @@ func (g *Group) tick() {
 			g.truncate(false) // a pin may have expired
 		}
 		g.leaveJoint()
-		if !g.trySleep() {
+		if !g.trySleep() && !g.trySleepSoon() {
 			g.rn.Tick()
 		}
 		return
@@ -162,30 +166,57 @@ func (g *Group) tick() {
 	g.campaignIfFree()
 }
 
-// trySleep puts an idle leader's group to sleep if nobody would miss the heartbeats:
-// nothing is under way, and every live follower has the whole log. A follower on a dead
-// node may lag; its return wakes the group.
+// trySleep puts a leader's group to sleep that has been idle for long enough.
 func (g *Group) trySleep() bool {
-	idle := g.h.cfg.SleepAfter
-	if idle < 0 || g.id.IsSystem() || int64(g.sleep.idle)*int64(g.h.cfg.TickInterval) < int64(idle) {
+	after := g.h.sleepTicks.Load()
+	if g.sleep.read {
+		after = g.h.cfg.idleTicks()
+	}
+	if int64(g.sleep.idle) < after || !g.maySleep() {
 		return false
 	}
-	if !g.lease.ready || g.applied != g.last || g.commit != g.last || g.conf.joint || g.appends > 0 ||
-		g.reads.open() || len(g.changes.waiters) > 0 || g.changes.transfer != nil || g.installing != nil ||
-		g.inflight.Load() != 0 || len(g.trunc.pins) > 0 || len(g.notices.held) > 0 || !g.followersIdle() {
+	g.sleepAll(false)
+	return true
+}
+
+// trySleepSoon puts a leader's group to sleep as soon as its followers have the entries that it has woken for, and know that
+// they are committed. It does so where the host has many awake groups: each of them gets little then, and its ticks and
+// heartbeats until it sleeps would cost more than its entries. A group that somebody has read keeps the lease, and sleeps by its ticks.
+func (g *Group) trySleepSoon() bool {
+	if !g.sleep.soon || g.notices.listed || !g.h.crowded() || g.sleep.asleep || !g.isLeader || !g.maySleep() {
 		return false
 	}
+	g.sleepAll(true)
+	return true
+}
+
+// crowded says that idle groups fall asleep sooner.
+func (h *Host) crowded() bool { return h.sleepTicks.Load() < h.cfg.idleTicks() }
+
+// maySleep reports whether nobody would miss the heartbeats of this leader's group: nothing is under way, and every
+// live follower has the whole log. A follower on a dead node may lag; its return wakes the group.
+func (g *Group) maySleep() bool {
+	if g.h.cfg.SleepAfter < 0 || g.id.IsSystem() || g.h.diskStalled.Load() {
+		return false
+	}
+	return g.lease.ready && g.applied == g.last && g.commit == g.last && !g.conf.joint && g.appends == 0 &&
+		!g.reads.open() && len(g.changes.waiters) == 0 && g.changes.transfer == nil && g.installing == nil &&
+		g.inflight.Load() == 0 && len(g.trunc.pins) == 0 && len(g.notices.held) == 0 && g.followersIdle()
+}
+
+// sleepAll sends the followers to sleep, and falls asleep. A notice that follows an entry at once stays behind it and its
+// commit notice.
+func (g *Group) sleepAll(behind bool) {
 	now := uint64(g.w.now)
 	for _, r := range g.conf.replicas {
 		if r.ID != g.self {
 			g.sendHost(&message{
 				group: g.id, kind: kindSleep, to: r.ID, from: g.self,
-				term: g.term, commit: g.commit, number: now,
+				term: g.term, commit: g.commit, number: now, behind: behind,
 			})
 		}
 	}
 	g.fallAsleep()
-	return true
 }
 
 // followersIdle reports whether all live followers have the whole log and a quorum is
@@ -216,7 +247,7 @@ func (g *Group) onSleepNotice(m *message) {
 		g.promise.answeredTerm == m.term && g.promise.answered > m.number {
 		return
 	}
-	if g.commit < m.commit || g.reads.open() || g.installing != nil || g.receiving != nil {
+	if g.rn.BasicStatus().GetCommit() < m.commit || g.reads.open() || g.installing != nil || g.receiving != nil {
 		// Something is under way here that the leader does not know of: a lost request or
 		// a lost commit index. If the leader fell silent, this replica would take it for
 		// dead.

@@ -778,3 +778,237 @@ func TestProposalWakesWithoutHeartbeats(t *testing.T) {
 		}
 	})
 }
+
+// crowd has a host put every idle group to sleep as soon as it may.
+func crowd(c *Config) { c.AwakeFree = -1 }
+
+// read is a ReadIndex of the group on the node.
+func (r *rig) read(n *testNode, g keyspace.GroupID) error {
+	done := make(chan error, 1)
+	n.host.Group(g).ReadIndex(func(_ uint64, err error) { done <- err })
+	return <-done
+}
+
+// TestCrowdedGroupSleepsAtOnce: on a host with many awake groups one that has got an entry sleeps again without a tick or a
+// heartbeat, and its followers have applied the entry.
+func TestCrowdedGroupSleepsAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, crowd)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.asleep(1)
+		l := r.leader(1)
+		heartbeats, wakes := r.bus.counted(pb.MsgHeartbeat), r.bus.counted(kindWake)
+		const writes = 20
+		for i := range writes {
+			r.write(1, fmt.Sprint("a", i))
+			time.Sleep(20 * time.Millisecond) // more than a commit notice waits, less than a tick
+			synctest.Wait()
+			last := l.host.Group(1).Status().Last
+			for _, id := range r.ids() {
+				if s := r.nodes[id].host.Group(1).Status(); !s.Asleep || s.Applied != last {
+					t.Fatalf("write %d, node %s: asleep %v, applied %d of %d", i, id, s.Asleep, s.Applied, last)
+				}
+			}
+		}
+		if n, w := r.bus.counted(pb.MsgHeartbeat)-heartbeats, r.bus.counted(kindWake)-wakes; n > 0 || w > 0 {
+			t.Errorf("%d heartbeats and %d wake messages for %d entries", n, w, writes)
+		}
+		r.equal(1)
+	})
+}
+
+// TestCrowdedGroupIsRead: a group that somebody reads keeps its lease until its ticks let it sleep.
+func TestCrowdedGroupIsRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, crowd)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.asleep(1)
+		l := r.leader(1)
+		g := l.host.Group(1)
+		for name, first := range map[string]func(){
+			"read, then written": func() {
+				r.must(r.read(l, 1))
+				r.write(1, "x")
+			},
+			"written, then read": func() {
+				if err := l.propose(1, "y"); err != nil { // the read comes before the group can sleep
+					t.Fatal(err)
+				}
+				r.must(r.read(l, 1))
+			},
+		} {
+			first()
+			time.Sleep(20 * time.Millisecond)
+			synctest.Wait()
+			if s := g.Status(); s.Asleep || !g.LeaseHeld(s.Term) {
+				t.Errorf("%s: asleep %v, and the lease is held: %v", name, s.Asleep, g.LeaseHeld(s.Term))
+			}
+			ticks := l.host.cfg.idleTicks()
+			time.Sleep(time.Duration(ticks-2) * l.host.cfg.TickInterval)
+			synctest.Wait()
+			if s := g.Status(); s.Asleep {
+				t.Errorf("%s: asleep after %d of %d ticks", name, ticks-2, ticks)
+			}
+			time.Sleep(3 * l.host.cfg.TickInterval)
+			synctest.Wait()
+			if s := g.Status(); !s.Asleep {
+				t.Errorf("%s: awake after %d ticks", name, ticks+1)
+			}
+		}
+	})
+}
+
+// TestCrowdedGroupWithALaggard: a follower that lives and lacks an entry keeps its group awake, and the group sleeps when it has it.
+func TestCrowdedGroupWithALaggard(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout = time.Hour; crowd(c) })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.asleep(1)
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		r.bus.isolate(f.id, true)
+		r.write(1, "x")
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if l.host.Group(1).Status().Asleep {
+			t.Fatal("the leader sleeps while a living follower lacks an entry")
+		}
+		r.bus.isolate(f.id, false)
+		r.asleep(1)
+		r.equal(1)
+	})
+}
+
+// TestCrowdedGroupWithALateAnswer: a follower whose answers take longer than a commit notice waits gets the commit index with a
+// message that it answers again. The group sleeps at its first answer, and the second one wakes nobody.
+func TestCrowdedGroupWithALateAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, crowd)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.asleep(1)
+		l := r.leader(1)
+		r.bus.set(func(b *testBus) {
+			b.slowFrom = map[keyspace.NodeID]time.Duration{1 + l.id%3: 3 * commitNoticeDelay}
+		})
+		heartbeats, answers := r.bus.counted(pb.MsgHeartbeat), r.bus.counted(pb.MsgAppResp)
+		const writes = 10
+		for i := range writes {
+			r.must(l.propose(1, fmt.Sprint("a", i)))
+			time.Sleep(30 * time.Millisecond)
+			synctest.Wait()
+			if s := l.host.Group(1).Status(); !s.Asleep || s.Applied != s.Last {
+				t.Fatalf("write %d: asleep %v, applied %d of %d", i, s.Asleep, s.Applied, s.Last)
+			}
+		}
+		// A tick may come while an entry is under way. A second answer that wakes would make two for each entry.
+		if n := r.bus.counted(pb.MsgHeartbeat) - heartbeats; n > writes {
+			t.Errorf("%d heartbeats for %d entries", n, writes)
+		}
+		if n := r.bus.counted(pb.MsgAppResp) - answers; n <= 2*writes {
+			t.Errorf("only %d answers to %d entries: none came twice", n, writes)
+		}
+		r.equal(1)
+	})
+}
+
+// TestCrowdedGroupsWhoseNoticesRide: commit notices that leave with the entries of other groups let their groups sleep too.
+func TestCrowdedGroupsWhoseNoticesRide(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups, writes = 8, 80
+		r := newRig(t, 3, func(c *Config) { c.Workers = 1; crowd(c) })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		l := r.nodes[1]
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+			if at := r.leader(g + 1); at != l {
+				r.must(at.host.Group(g+1).Transfer(t.Context(), l.host.Group(g+1).self))
+			}
+		}
+		for g := range keyspace.GroupID(groups) {
+			r.asleep(g + 1)
+		}
+		heartbeats := r.bus.counted(pb.MsgHeartbeat)
+		for i := range writes {
+			r.must(l.propose(keyspace.GroupID(1+i%groups), fmt.Sprint("a", i)))
+			time.Sleep(1500 * time.Microsecond)
+		}
+		time.Sleep(3 * commitNoticeRideMax)
+		synctest.Wait()
+		for g := range keyspace.GroupID(groups) {
+			for _, id := range r.ids() {
+				if s := r.nodes[id].host.Group(g + 1).Status(); !s.Asleep {
+					t.Errorf("node %s: group %s is awake", id, s.Group)
+				}
+			}
+		}
+		// Two ticks come meanwhile, each to the few groups that have just got an entry.
+		if n := r.bus.counted(pb.MsgHeartbeat) - heartbeats; n > 2*groups {
+			t.Errorf("%d heartbeats for %d entries", n, writes)
+		}
+	})
+}
+
+// TestCrowdedFollowsTheTicks: a host learns at its ticks how many of its groups are awake.
+func TestCrowdedFollowsTheTicks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 8
+		r := newRig(t, 3, func(c *Config) { c.AwakeFree = groups / 2 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+		}
+		for g := range keyspace.GroupID(groups) {
+			r.asleep(g + 1)
+		}
+		h := r.nodes[1].host
+		time.Sleep(2 * h.cfg.TickInterval)
+		if synctest.Wait(); h.crowded() {
+			t.Fatalf("crowded while all groups sleep: %d ticks", h.sleepTicks.Load())
+		}
+		for g := range keyspace.GroupID(groups) {
+			h.Group(g + 1).Wake()
+		}
+		time.Sleep(2 * h.cfg.TickInterval)
+		if synctest.Wait(); !h.crowded() {
+			t.Fatalf("not crowded with %d awake groups of %d", groups, groups/2)
+		}
+	})
+}
+
+func TestSleepTicks(t *testing.T) {
+	for _, c := range []struct {
+		after       time.Duration
+		free, awake int
+		want        int64
+	}{
+		{time.Second, 64, 0, 10},
+		{time.Second, 64, 64, 10},
+		{time.Second, 64, 65, 9},
+		{time.Second, 64, 128, 5},
+		{time.Second, 64, 1 << 20, sleepTicksMin},
+		{time.Second, -1, 0, sleepTicksMin},
+		{150 * time.Millisecond, 64, 0, 2},
+		{100 * time.Millisecond, 64, 1 << 20, 1},
+	} {
+		cfg := Config{TickInterval: 100 * time.Millisecond, SleepAfter: c.after, AwakeFree: c.free}
+		if got := cfg.sleepTicks(c.awake); got != c.want {
+			t.Errorf("%v with %d awake groups of %d: %d ticks, want %d", c.after, c.awake, c.free, got, c.want)
+		}
+	}
+}

@@ -61,6 +61,7 @@ func (g *Group) visit(k *work) {
 	if k.flags&(flagTruncate|flagCutOff) != 0 {
 		g.truncate(k.flags&flagCutOff != 0)
 	}
+	g.trySleepSoon()
 	g.ready()
 	g.publish()
 }
@@ -155,6 +156,11 @@ func (g *Group) step(m *message) {
 		if g.sleep.asleep && g.isLeader && m.term == g.term {
 			return // answers a heartbeat from before the sleep; its promise was dropped then
 		}
+	case pb.MsgAppResp:
+		if g.sleep.asleep && g.isLeader && m.term == g.term && !m.raft.GetReject() && m.raft.GetIndex() == g.last {
+			_ = g.rn.Step(m.raft) // a second answer, or that of a follower that is just back, which asks for more if it needs more
+			return
+		}
 	default:
 	}
 	g.wakeFor(m)
@@ -199,9 +205,11 @@ func (g *Group) step(m *message) {
 // sleeping.
 func (g *Group) wakeFor(m *message) {
 	idle, asleep := g.sleep.idle, g.sleep.asleep
-	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp || m.kind == kindWake && !asleep {
+	answer := m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp
+	if g.wake(); answer || m.kind == kindWake && !asleep {
 		g.sleep.idle = idle
 	}
+	g.sleep.soon = g.sleep.soon && answer
 }
 
 // notifyRemoved answers a candidate that this leader's configuration does not know. Such
@@ -301,6 +309,7 @@ func (g *Group) noteState(rd raft.Ready) {
 	}
 	if g.term != term || g.isLeader != isLeader {
 		g.forgetCommitNotices()
+		g.sleep.soon = false
 		g.resetLease()
 		g.public.leading.Store(0)
 		g.abandonProposals()
@@ -314,7 +323,7 @@ func (g *Group) noteState(rd raft.Ready) {
 	if g.isLeader && (!isLeader || g.term != term) {
 		g.changes.pending = g.last + 1
 		g.sleep.idle, g.sleep.campaign = 0, false
-		g.trunc.need = 0
+		g.trunc.need, g.trunc.told = 0, 0
 		g.public.leading.Store(g.term)
 	}
 	if g.lead != 0 {

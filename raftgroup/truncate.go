@@ -23,8 +23,8 @@ import (
 type truncState struct {
 	// need is the highest index that no follower needs any more. The leader computes it
 	// from its followers' positions. Followers learn it from its heartbeats, so the next
-	// leader has kept what the others need.
-	need uint64
+	// leader has kept what the others need. told is what the leader's last heartbeat has stated.
+	need, told uint64
 	// marks record how many bytes were appended up to some indexes, oldest first.
 	marks []logMark
 	bytes int64
@@ -120,7 +120,10 @@ func (g *Group) truncate(cutOff bool) {
 	base, _ := g.log.Base()
 	durable := g.public.durable.Load()
 	if g.isLeader {
-		g.trunc.need = g.followerNeed()
+		// A heartbeat tells the followers. Otherwise entries that fell asleep with the group would stay in their wals.
+		if g.trunc.need = g.followerNeed(); g.sleep.asleep && g.trunc.need > g.trunc.told {
+			g.wake()
+		}
 	}
 	need := g.trunc.need
 	target := min(durable, g.applied)

@@ -20,9 +20,9 @@ const liveMax = 64 << 10
 
 // idleRig is a rig with some groups whose logs fill many segments. Its memtables are so
 // large that only a flush by age empties them.
-func idleRig(t *testing.T, groups int) *rig {
+func idleRig(t *testing.T, groups int, config func(*Config)) *rig {
 	t.Helper()
-	r := newRig(t, 3, nil)
+	r := newRig(t, 3, config)
 	r.memtab = 64 << 20
 	r.walopt = func(o *wal.Options) { o.SegmentBytes = liveMax }
 	r.startAll()
@@ -66,7 +66,7 @@ func (r *rig) shortWALs(groups int) {
 func TestIdleWALShrinks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 3
-		r := idleRig(t, groups)
+		r := idleRig(t, groups, nil)
 		defer r.close()
 		time.Sleep(10 * time.Second)
 		var woken [4]float64
@@ -84,6 +84,35 @@ func TestIdleWALShrinks(t *testing.T) {
 	})
 }
 
+// TestCrowdedWALShrinks: the same where groups fall asleep before a heartbeat could tell the followers that nobody needs the
+// entries any more. They wake once for it.
+func TestCrowdedWALShrinks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 3
+		r := idleRig(t, groups, crowd)
+		defer r.close()
+		wakes := func() (n float64) {
+			for _, o := range r.nodes {
+				n += testutil.ToFloat64(o.host.m.wakes)
+			}
+			return n
+		}
+		time.Sleep(10 * time.Second)
+		pad := strings.Repeat("p", 8<<10)
+		for i := range 30 * groups { // the last entries of the first groups lie in old segments
+			r.write(keyspace.GroupID(1+i/30), fmt.Sprint("last", i, pad))
+		}
+		time.Sleep(time.Second)
+		before := wakes()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		r.shortWALs(groups)
+		if n := wakes() - before; n > 3*groups {
+			t.Errorf("%v replicas woken by a flush for %d groups", n, groups)
+		}
+	})
+}
+
 // TestIdleWALShrinksAfterRestart: the same after a clean stop, which makes everything
 // durable and truncates nothing. It happens as soon as the followers have reported their
 // positions, without another flush.
@@ -91,7 +120,7 @@ func TestIdleWALShrinksAfterRestart(t *testing.T) {
 	long(t, "lasts virtual minutes")
 	inBubble(t, func(t *testing.T) {
 		const groups = 3
-		r := idleRig(t, groups)
+		r := idleRig(t, groups, nil)
 		defer r.close()
 		for _, n := range r.nodes {
 			n.stop()
@@ -109,7 +138,7 @@ func TestIdleWALShrinksBehindSlowFollower(t *testing.T) {
 	long(t, "lasts virtual minutes")
 	inBubble(t, func(t *testing.T) {
 		const groups = 2
-		r := idleRig(t, groups)
+		r := idleRig(t, groups, nil)
 		defer r.close()
 		f := r.nodes[1+r.leader(1).id%3]
 		r.bus.isolate(f.id, true)

@@ -112,7 +112,7 @@ func (g *Group) heardLeader(m *message) {
 // expire while it sleeps.
 func (g *Group) fallAsleep() {
 	g.sleep.asleep = true
-	g.sleep.campaign = false
+	g.sleep.campaign, g.sleep.soon, g.sleep.read = false, false, false
 	g.lease.answers, g.lease.dirty = nil, true
 	g.public.leaseUntil.Store(0)
 	g.public.asleep.Store(true)

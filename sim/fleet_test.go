@@ -222,8 +222,7 @@ func TestChild(t *testing.T) {
 	seed, _ := number(t, "SKEIN_SIM_SEED")
 	bug, _ := number(t, "SKEIN_SIM_BUG")
 	s := storyOf(t, os.Getenv("SKEIN_SIM_STORY"))
-	cfg := s.cfg(seed)
-	cfg.Seed = seed
+	cfg := s.of(seed)
 	setMutation(t, mutation.Bug(bug), &cfg)
 	give := func(o *outcome) {
 		o.Story, o.Bug = s.name, mutation.Bug(bug)

@@ -244,6 +244,9 @@ func (m *machine) options(s *start) *node.Options {
 	if m.founder {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders
 	}
+	if cfg.Crowded {
+		o.AwakeFree = -1
+	}
 	if cfg.Lose > 0 || cfg.Joins > 0 || slices.Contains(cfg.Faults, BootLoop) {
 		o.NodeDeadAfter = deadAfter
 	}

@@ -94,6 +94,8 @@ type Config struct {
 	LoadFaults []Fault
 	// NoLeaseReads is the nodes' --lease-reads=false.
 	NoLeaseReads bool
+	// Crowded has idle groups sleep at once, as on nodes with many awake groups.
+	Crowded bool
 	// Quiet is how long the clients run if there are no faults.
 	Quiet time.Duration
 	// LogLevel is the level of the nodes' logs in the trace; 0 is info.

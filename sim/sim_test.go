@@ -26,6 +26,13 @@ type story struct {
 	cfg  func(seed uint64) Config
 }
 
+// of is a seed's run of the story. In each third one idle groups sleep at once.
+func (s *story) of(seed uint64) Config {
+	cfg := s.cfg(seed)
+	cfg.Seed, cfg.Crowded = seed, seed%3 == 1
+	return cfg
+}
+
 // stories are all kinds of runs.
 var stories = []story{
 	// Everything there is, one after the other and some at a time.
@@ -389,8 +396,7 @@ func TestStories(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			for i := range max(1, repeat) {
 				t.Run(fmt.Sprint(i), func(t *testing.T) {
-					cfg := s.cfg(seed)
-					cfg.Seed = seed
+					cfg := s.of(seed)
 					o := judged(t, cfg)
 					t.Log(o.line())
 					for _, b := range o.Violations {

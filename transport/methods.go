@@ -8,7 +8,7 @@ type Method uint16
 
 // The methods of the bus. The comment names the package that owns the payload's format.
 const (
-	// MethodRaft carries raft messages with entries, packed (raftgroup).
+	// MethodRaft carries raft messages with entries and what stays behind them, packed (raftgroup).
 	MethodRaft Method = 1
 	// MethodRaftControl carries votes, heartbeats, sleep notices and node liveness
 	// (raftgroup).
