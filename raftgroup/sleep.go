@@ -182,8 +182,9 @@ func (g *Group) trySleep() bool {
 // trySleepSoon puts a leader's group to sleep as soon as its followers have the entries that it has woken for, and know that
 // they are committed. It does so where the host has many awake groups: each of them gets little then, and its ticks and
 // heartbeats until it sleeps would cost more than its entries. A group that somebody has read keeps the lease, and sleeps by its ticks.
+// So does one whose entries are durable already: no flush will wake it to tell its followers that nobody needs them.
 func (g *Group) trySleepSoon() bool {
-	if !g.sleep.soon || g.notices.listed || !g.h.crowded() || g.sleep.asleep || !g.isLeader || !g.maySleep() {
+	if !g.sleep.soon || g.notices.listed || g.public.durable.Load() >= g.last || !g.h.crowded() || g.sleep.asleep || !g.isLeader || !g.maySleep() {
 		return false
 	}
 	g.sleepAll(true)

@@ -121,7 +121,7 @@ func (g *Group) truncate(cutOff bool) {
 	durable := g.public.durable.Load()
 	if g.isLeader {
 		// A heartbeat tells the followers. Otherwise entries that fell asleep with the group would stay in their wals.
-		if g.trunc.need = g.followerNeed(); g.sleep.asleep && g.trunc.need > g.trunc.told {
+		if g.trunc.need = g.followerNeed(); g.sleep.asleep && g.trunc.need > g.trunc.told && len(g.conf.replicas) > 1 {
 			g.wake()
 		}
 	}

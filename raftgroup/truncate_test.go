@@ -113,6 +113,26 @@ func TestCrowdedWALShrinks(t *testing.T) {
 	})
 }
 
+// TestFlushWakesNoSoleReplica: a group without followers has nobody to tell.
+func TestFlushWakesNoSoleReplica(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(1))
+		r.write(1, "x")
+		r.asleep(1)
+		n := r.nodes[1]
+		woken := testutil.ToFloat64(n.host.m.wakes)
+		r.must(n.eng.Flush(t.Context()))
+		time.Sleep(time.Second / 2)
+		synctest.Wait()
+		if w := testutil.ToFloat64(n.host.m.wakes); w != woken {
+			t.Errorf("a flush woke the group %v times", w-woken)
+		}
+	})
+}
+
 // TestIdleWALShrinksAfterRestart: the same after a clean stop, which makes everything
 // durable and truncates nothing. It happens as soon as the followers have reported their
 // positions, without another flush.
