@@ -3,7 +3,6 @@ package auth
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"time"
 
@@ -58,10 +57,7 @@ func (l *Logins) Login(ctx context.Context, address, user, password string) (Pro
 			return Proof{}, kverror.AuthNotEnabled
 		}
 		// Asked when it is this login's turn: others may have failed while it was queued.
-		err = l.passwords.compare(ctx, c.Hash, password, func() error { return l.delayed(id) })
-		if errors.Is(err, kverror.AuthFailed) {
-			l.fail(id)
-		}
+		err = l.passwords.compare(ctx, c.Hash, password, func() error { return l.delayed(id) }, func() { l.fail(id) })
 		if err != nil {
 			return Proof{}, err
 		}
