@@ -84,8 +84,8 @@ func ClientHash(text string) ([]byte, error) {
 }
 
 // compare returns AuthFailed where the hash is not the password's, or is none. Both cost the
-// same, so that the time until the answer does not tell which users there are. ready is asked when it is the caller's turn, and failed
-// is called before the next one has its turn: that one is told of the failure.
+// same, so that the time until the answer does not tell which users there are. ready is asked when it is the caller's turn.
+// failed is called before the next caller has its turn. So ready knows of every failure before it.
 func (p *Passwords) compare(ctx context.Context, hash []byte, password string, ready func() error, failed func()) error {
 	cost, err := bcrypt.Cost(hash)
 	usable := err == nil && cost <= MaxCost

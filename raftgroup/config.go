@@ -125,9 +125,8 @@ func (c *Config) electionTicks() int {
 // sleepTicksMin is after how many idle ticks a group falls asleep at the soonest: the heartbeat of the first gives reads a lease.
 const sleepTicksMin = 2
 
-// sleepTicks is after how many idle ticks a leader's group falls asleep, where a host has so many awake groups. What an idle
-// group costs before it sleeps, ticks and heartbeats, is the larger part of a put where each range gets few: with
-// twice as many awake groups each has half the time.
+// sleepTicks is after how many idle ticks a leader's group falls asleep, where a host has so many awake groups. With
+// twice as many each has half the time. Where each range gets few puts, the ticks and heartbeats after a put cost more than it.
 func (c *Config) sleepTicks(awake int) int64 {
 	after := c.idleTicks()
 	return min(after, max(sleepTicksMin, after*int64(max(0, c.AwakeFree))/int64(max(1, awake))))

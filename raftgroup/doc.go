@@ -73,12 +73,13 @@
 //	                     └─────────────────────────────────────────────┘
 //	empty ── stream ──▶ receiving ── verified, stepped ──▶ installing ── flush, wal ──▶ follower
 //
-// A leader's group is idle after ten ticks without a proposal, a read or a message that wants it awake. Where the host has more
-// than 64 awake groups it is idle sooner, after two ticks at the soonest. A group that has only woken for a proposal sleeps
-// then as soon as its followers have the entry and its commit index: ticks and heartbeats of groups that get an entry now
-// and then would cost more than their entries. A sleeping group has no lease, so its next read begins with a ReadIndex. A group that has
-// had one stays awake for ten ticks, wherever it is. Entries that fell asleep with their group stay in the followers' wals until the
-// leader has made them durable: then it wakes once, and its heartbeat tells that nobody needs them.
+// A leader's group is idle after ten ticks without a proposal, a read or a message that wants it awake. A host is crowded with more
+// than 64 awake groups. There a group is idle after fewer ticks, but at least two. One that has only woken for a proposal
+// sleeps as soon as its followers have the entry and its commit index. Its ticks and heartbeats would cost more than the entry.
+//
+// A sleeping group has no lease, so its next read begins with a ReadIndex. After one the group stays awake for ten ticks, on a crowded
+// host too. Followers learn from heartbeats which entries nobody needs. A group that slept without one wakes once, when the leader
+// has made the entries durable.
 //
 // # The lease
 //
