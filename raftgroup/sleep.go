@@ -26,7 +26,7 @@ type sleepState struct {
 	yields bool
 	// leaderBoot is the boot id of the leader's node when the leader was last heard.
 	leaderBoot keyspace.BootID
-	// soon says that this leader has woken for a proposal, and that nobody else wants it awake since.
+	// soon says that this leader has woken for a proposal, and that nobody else wants it awake since. It ends with the leadership and with sleep.
 	soon bool
 	// read says that somebody has asked for a ReadIndex since the group woke: more of its reads may be under way by the lease.
 	read bool
@@ -184,7 +184,7 @@ func (g *Group) trySleep() bool {
 // heartbeats until it sleeps would cost more than its entries. A group that somebody has read keeps the lease, and sleeps by its ticks.
 // So does one whose entries are durable already: no flush will wake it to tell its followers that nobody needs them.
 func (g *Group) trySleepSoon() bool {
-	if !g.sleep.soon || g.notices.listed || g.public.durable.Load() >= g.last || !g.h.crowded() || g.sleep.asleep || !g.isLeader || !g.maySleep() {
+	if !g.sleep.soon || g.notices.listed || g.public.durable.Load() >= g.last || !g.h.crowded() || !g.maySleep() {
 		return false
 	}
 	g.sleepAll(true)
