@@ -24,7 +24,7 @@ func attachFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.IntVar(&o.leases, "leases", 5000, "new leases of a run, with a new key each")
 	set.IntVar(&o.clients, "clients", 64, "clients, with a connection each")
 	set.IntVar(&o.value, "value-size", 256, "bytes of a value")
-	set.DurationVar(&o.settle, "settle", 70*time.Second,
+	set.DurationVar(&o.settle, "settle", 110*time.Second,
 		"unmeasured puts of 16 clients at each side at the beginning: by then Skein's placement has followed them")
 	return func(ctx context.Context, b *bench) error {
 		if o.pairs < 1 || o.leases < 1 || o.clients < 1 || o.value < 1 || o.settle <= 0 {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,9 +84,7 @@ func builds(ctx context.Context, b *bench, o buildsOptions) error {
 					if runs[name] == nil {
 						runs[name], names = map[string][]buildRun{}, append(names, name)
 					}
-					order := slices.Clone(clusters)
-					rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-					for _, c := range order {
+					for _, c := range shuffled(clusters) {
 						if err := c.settled(ctx); err != nil {
 							return err
 						}

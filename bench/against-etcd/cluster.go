@@ -40,6 +40,8 @@ type cluster struct {
 	web    func(i int) string // see webURL; nil if it is the clients'
 	// size is how many nodes it begins with, 0 for three.
 	size int
+	// alone says that no other side waits until it is quiet. Many nodes may never be.
+	alone bool
 
 	// running are the processes; a killed one is nil.
 	running [roomNodes]*process

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -187,4 +188,11 @@ func (b *bench) eachSide(ctx context.Context, prefix string, work func(map[strin
 		}
 		return work(sides)
 	})
+}
+
+// shuffled returns the list in a random order, for turns.
+func shuffled[T any](list []T) []T {
+	list = slices.Clone(list)
+	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list
 }

@@ -24,7 +24,7 @@ func pipeFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.IntVar(&o.pairs, "pairs", 5, "turns of each side with each number of clients")
 	set.DurationVar(&o.turn, "turn", 5*time.Second, "length of a turn")
 	set.DurationVar(&o.warmup, "warmup", time.Second, "unmeasured load before each turn")
-	set.DurationVar(&o.settle, "settle", 70*time.Second, "unmeasured load of 16 clients of each side at the beginning: by then Skein's placement has followed it")
+	set.DurationVar(&o.settle, "settle", 110*time.Second, "unmeasured load of 16 clients of each side at the beginning: by then Skein's placement has followed it")
 	set.StringVar(&o.workloads, "workloads", "put,get", "workloads of loadtest")
 	set.StringVar(&o.etcdClients, "etcd-clients", "32,64,128,256,1000", "numbers of clients of etcd's unary calls, on at most 100 connections")
 	set.StringVar(&o.pipeClients, "pipe-clients", "64,128,256,512,1000", "numbers of clients of Skein's pipe, on one connection to each node")
@@ -77,7 +77,7 @@ func pipe(ctx context.Context, b *bench, o pipeOptions) error {
 		}
 		for i := range o.pairs {
 			for _, workload := range workloads {
-				for _, k := range kinds[workload] {
+				for _, k := range shuffled(kinds[workload]) {
 					t, err := sides[k.side].pipeTurn(ctx, b, o, k, o.turn, "--fill=false")
 					if err != nil {
 						return fmt.Errorf("%v, pair %d: %w", k, i+1, err)

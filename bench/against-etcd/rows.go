@@ -4,11 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +20,7 @@ type rowsOptions struct {
 	prefix       string
 	ranges       int
 	settle       time.Duration
+	settleOf     int
 	rate         float64 // puts a second, 0 for as many as are answered
 }
 
@@ -30,7 +29,8 @@ func rowsFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	set.IntVar(&o.pairs, "pairs", 5, "turns of each side in each row")
 	set.DurationVar(&o.turn, "turn", 5*time.Second, "length of a turn")
 	set.DurationVar(&o.warmup, "warmup", time.Second, "unmeasured load before each turn")
-	set.DurationVar(&o.settle, "settle", 70*time.Second, "unmeasured load of 16 clients of each side at the beginning: by then Skein's placement has followed it")
+	set.DurationVar(&o.settle, "settle", 110*time.Second, "unmeasured load of each side at the beginning: by then Skein's placement has followed it")
+	set.IntVar(&o.settleOf, "settle-clients", 16, "clients of that load")
 	set.StringVar(&o.loads, "loads", "put/1,put/4,put/16,put/64,put/1000,get/1000,txn/1000", "the rows: workload of loadtest and clients, on at most 100 connections")
 	set.StringVar(&o.prefix, "prefix", "/registry/", "stands before each key")
 	set.IntVar(&o.ranges, "ranges", 8, "ranges of Skein's second cluster, where the keys are spread")
@@ -77,7 +77,7 @@ func rows(ctx context.Context, b *bench, o rowsOptions) error {
 	err := b.with(ctx, clusters, func() error {
 		for _, c := range clusters {
 			progress("%s gets its keys, and used to the load", c.name)
-			if _, err := c.turn(ctx, b, o, "put", 16, o.settle, true); err != nil {
+			if _, err := c.turn(ctx, b, o, "put", o.settleOf, o.settle, true); err != nil {
 				return err
 			}
 		}
@@ -86,9 +86,7 @@ func rows(ctx context.Context, b *bench, o rowsOptions) error {
 				if turns[l.name] == nil {
 					turns[l.name] = map[string][]rowTurn{}
 				}
-				order := slices.Clone(clusters)
-				rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-				for _, c := range order {
+				for _, c := range shuffled(clusters) {
 					t, err := c.turn(ctx, b, o, l.workload, l.clients, o.turn, false)
 					if err != nil {
 						return fmt.Errorf("%s, %s, pair %d: %w", l.name, c.name, i+1, err)
@@ -124,7 +122,7 @@ func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload st
 		"--fill="+strconv.FormatBool(fill))...)
 }
 
-// loaded runs loadtest with these flags, and returns what it gave when the cluster is quiet again.
+// loaded runs loadtest with these flags, and returns what it gave when the cluster is quiet again, if it is to be.
 func (c *cluster) loaded(ctx context.Context, b *bench, length, warmup time.Duration, flags ...string) (t rowTurn, err error) {
 	file := filepath.Join(b.dir, "turn.json")
 	before, err := c.cpuEach()
@@ -143,7 +141,7 @@ func (c *cluster) loaded(ctx context.Context, b *bench, length, warmup time.Dura
 	}
 	// The next side begins when this one is quiet. What it does until then comes in turns to all rows, and is not counted:
 	// with one client it would be mostly that of an idle cluster.
-	if _, err := c.settle(ctx); err != nil {
+	if err := c.settled(ctx); err != nil && !c.alone {
 		return t, err
 	}
 	r, err := readReport(file)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -72,9 +71,7 @@ func scale(ctx context.Context, b *bench, o scaleOptions) error {
 	runs := map[string][]scaleRun{}
 	var wrong []error
 	for turn := range o.turns {
-		order := slices.Clone(kinds)
-		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		for _, k := range order {
+		for _, k := range shuffled(kinds) {
 			if ctx.Err() != nil {
 				break
 			}
@@ -139,7 +136,7 @@ func counts(text string) (all []int, err error) {
 // scaleTurn starts a cluster, lays it out, and loads it.
 func (b *bench) scaleTurn(ctx context.Context, o scaleOptions, k scaleKind, turn int) (r scaleRun, err error) {
 	c := b.skein(append(slices.Clone(keepRanges), "--initial-ranges", strconv.Itoa(k.ranges))...)
-	c.size = k.nodes
+	c.size, c.alone = k.nodes, true
 	// Each turn has a directory: that of an earlier one may have been kept.
 	c.dir = fmt.Sprintf("%s-%s-%d", c.dir, strings.NewReplacer(" ", "-", ",", "").Replace(k.name), turn)
 	err = b.with(ctx, []*cluster{c}, func() error {
