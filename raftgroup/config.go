@@ -126,7 +126,7 @@ func (c *Config) electionTicks() int {
 const sleepTicksMin = 2
 
 // sleepTicks is after how many idle ticks a leader's group falls asleep, where a host has so many awake groups. With
-// twice as many each has half the time. Where each range gets few puts, the ticks and heartbeats after a put cost more than it.
+// twice as many each has half the time. A range that gets few puts spends more on the ticks and heartbeats after a put than on the put.
 func (c *Config) sleepTicks(awake int) int64 {
 	after := c.idleTicks()
 	return min(after, max(sleepTicksMin, after*int64(max(0, c.AwakeFree))/int64(max(1, awake))))

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -105,6 +106,8 @@ const (
 	settleMax = time.Minute
 )
 
+var errBusy = errors.New("still busy")
+
 // settle waits until the cluster has finished the work of the ended load, so that its
 // flushes and compactions do not run in another side's time. It returns their cost.
 func (c *cluster) settle(ctx context.Context) (time.Duration, error) {
@@ -133,7 +136,7 @@ func (c *cluster) settleWithin(ctx context.Context, limit time.Duration) (time.D
 		}
 		last = now
 	}
-	return 0, fmt.Errorf("%s is still busy %v after the load ended", c.name, limit)
+	return 0, fmt.Errorf("%s is %w %v after the load ended", c.name, errBusy, limit)
 }
 
 // cpu returns the processor time of all nodes since their start.

@@ -1,5 +1,3 @@
-// Package etcdtests runs etcd's own tests of users against Skein, unchanged from the module cache: those that start a
-// binary named etcd get skein. It has its own requirements, those of etcd's tests.
 package etcdtests
 
 import (
