@@ -29,7 +29,7 @@ func (w *diskProgress) stalledFor(now clock.Time, count uint64, idle bool) time.
 //
 // A store that stalls commits because it flushes slowly does not count: every replica
 // applies the same entries, so another leader would be no faster.
-func (p *peers) checkDisks(now clock.Time) {
+func (p *peers) checkDisks(now clock.Time, n uint64) {
 	limit := p.h.cfg.ElectionTimeout
 	syncs, pending := p.h.cfg.WAL.Progress()
 	// A long queue alone is no sign of a stalled disk: fsyncs complete meanwhile.
@@ -48,8 +48,8 @@ func (p *peers) checkDisks(now clock.Time) {
 		p.h.log.Warn("disk progress changed", zap.Bool("stalled", stalled),
 			zap.Duration("pending", pending), zap.Duration("applying", applying), zap.Bool("failed", failed))
 	}
-	// An idle wal proves nothing, so it is asked to sync now and then.
-	if pending == 0 && p.sequence%5 == 0 && !p.h.stopping.Load() {
+	// An idle wal proves nothing, so it is asked to sync once in five rounds of liveness messages.
+	if pending == 0 && n%(5*p.h.cfg.livenessEvery()) == 1 && !p.h.stopping.Load() {
 		p.probe.Set()
 	}
 }

@@ -21,6 +21,9 @@ import (
 // short message at regular intervals: it lives and its disks make progress. Nodes without
 // a common group do so too: a node without ranges is still a gateway and must know which
 // nodes live.
+//
+// A message goes with a heartbeat or its answer, or as the answer to the peer's, once it is due.
+// A packet of its own would cost both sides as much again, and so would its acknowledgement.
 type peers struct {
 	h  *Host
 	mu struct {
@@ -28,13 +31,15 @@ type peers struct {
 		nodes map[keyspace.NodeID]*peer
 		// members are those that SetMembers has named; nil before.
 		members []keyspace.NodeID
+		// sequence numbers this node's liveness messages. connected and heard are what they say, as of the time round.
+		sequence  uint64
+		connected bool
+		heard     []keyspace.NodeID
+		round     clock.Time
 	}
 	// The rest is owned by the ticker.
-	sequence   uint64
 	wal, store diskProgress
 	probe      wake.Signal
-	// told is when this node last sent its liveness messages, 0 before the first.
-	told clock.Time
 	// connectedAt is when this node last heard at least half of the other members. isolated says
 	// that this is longer ago than the liveness timeout; workers read it.
 	connectedAt clock.Time
@@ -52,6 +57,7 @@ type peer struct {
 	alive     bool
 	connected bool // it reported that it is connected, see updateConnectivity
 	hears     []keyspace.NodeID
+	told      clock.Time // when it was last sent a liveness message
 }
 
 func (p *peers) init(h *Host) {
@@ -91,7 +97,7 @@ func (p *peers) nodeLocked(id keyspace.NodeID) *peer {
 	return n
 }
 
-// livenessEvery is how many ticks lie between two liveness messages. Five fit into the
+// livenessEvery is how many ticks lie between two rounds of liveness messages. Five fit into the
 // timeout, so one lost message does not make a node dead.
 func (c *Config) livenessEvery() uint64 {
 	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
@@ -103,7 +109,7 @@ func (c *Config) livenessInterval() time.Duration {
 
 // tick checks this node's disks, tells the peers, and notices peers that fell silent.
 func (p *peers) tick(now clock.Time, n uint64) {
-	p.checkDisks(now)
+	p.checkDisks(now, n)
 	var died, heard []keyspace.NodeID
 	alive := 0
 	p.mu.Lock()
@@ -125,12 +131,13 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
 		slices.Sort(heard)
 		// Twice the interval is late, as a leader's heartbeat is with etcd.
-		if p.told != 0 && now.Sub(p.told) > 2*p.h.cfg.livenessInterval() {
+		if round := p.startRound(now, p.updateConnectivity(now), heard); round != 0 && now.Sub(round) > 2*p.h.cfg.livenessInterval() {
 			p.h.m.heartbeatFailures.Inc()
 		}
-		p.told = now
-		p.tell(p.updateConnectivity(now), heard)
 		p.updateLost(now)
+	}
+	for _, id := range p.h.cfg.Bus.Peers() {
+		p.tell(id, now, dueAlone)
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -156,15 +163,9 @@ func (p *peers) countMembers() (others, heard int) {
 	if members == nil || mutation.Is(mutation.RemovedCounted) {
 		members = p.h.cfg.Bus.Peers()
 	}
-	p.mu.RLock()
-	defer p.mu.RUnlock()
 	for _, id := range members {
-		if id == p.h.cfg.Node {
-			continue
-		}
-		others++
-		if q := p.mu.nodes[id]; q != nil && q.alive {
-			heard++
+		if id != p.h.cfg.Node {
+			others, heard = others+1, heard+boolInt(p.look(id).alive)
 		}
 	}
 	return others, heard
@@ -205,22 +206,51 @@ func (p *peers) hearsNeeded() bool {
 // hasTransferTarget reports whether one of the replicas is a voter on a live node that
 // itself hears at least half of the others.
 func (p *peers) hasTransferTarget(replicas ...keyspace.Replica) bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
 	return slices.ContainsFunc(replicas, func(r keyspace.Replica) bool {
-		q := p.mu.nodes[r.Node]
-		return q != nil && q.alive && q.connected && r.Role == keyspace.RoleVoter
+		q := p.look(r.Node)
+		return q.alive && q.connected && r.Role == keyspace.RoleVoter
 	})
 }
 
-// tell sends one liveness message to each node. A message that cannot be sent counts as
-// lost.
-func (p *peers) tell(connected bool, heard []keyspace.NodeID) {
-	p.sequence++
-	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.diskStalled.Load(), connected: connected, sequence: p.sequence, heard: heard})
-	for _, id := range p.h.cfg.Bus.Peers() {
-		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, slices.Clone(msg))
+// startRound notes what liveness messages say until the next round, and returns when the last one was; 0 at the first.
+func (p *peers) startRound(now clock.Time, connected bool, heard []keyspace.NodeID) (last clock.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last, p.mu.round, p.mu.connected, p.mu.heard = p.mu.round, now, connected, heard
+	return last
+}
+
+// A liveness message is due if the last one is older than a part of the interval. Of two nodes, the one whose tick comes first
+// after an interval begins, and the other one answers. A heartbeat takes the part of that tick from then on.
+const (
+	dueAlone  = 15 // sixteenths: at a tick, which may come a little early
+	dueAnswer = 8
+	dueAlong  = 2 // with a frame that goes anyway
+)
+
+// tell sends a node a liveness message if one is due: the last one is so many sixteenths of an interval old. One that
+// cannot be sent counts as lost. It sends none where no round has begun for two intervals, since workers and readers
+// that still run do not show that this node lives.
+func (p *peers) tell(to keyspace.NodeID, now clock.Time, sixteenths time.Duration) {
+	interval := p.h.cfg.livenessInterval()
+	p.mu.Lock()
+	q, due := p.mu.nodes[to], now == p.mu.round // who was never heard is told in rounds alone
+	if q != nil {
+		due = q.told == 0 || now.Sub(q.told) >= interval*sixteenths/16
 	}
+	if !due || p.mu.round == 0 || now.Sub(p.mu.round) > 2*interval {
+		p.mu.Unlock()
+		return
+	}
+	if q != nil {
+		q.told = now
+	}
+	p.mu.sequence++
+	msg := encodeLiveness(liveness{
+		boot: p.h.cfg.Boot, healthy: !p.h.diskStalled.Load(), connected: p.mu.connected, sequence: p.mu.sequence, heard: p.mu.heard,
+	})
+	p.mu.Unlock()
+	_ = p.h.cfg.Bus.Send(to, transport.MethodRaftControl, 0, msg)
 }
 
 // heard handles a peer's liveness message.
@@ -243,6 +273,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	}
 	is := q.alive
 	p.mu.Unlock()
+	p.tell(from, now, dueAnswer)
 	switch {
 	case was && !is:
 		p.died(from)
@@ -331,10 +362,8 @@ func hasNode(replicas *[]keyspace.Replica, node keyspace.NodeID) bool {
 // dead reports whether the node was alive in this host's time and no longer is. A node
 // that was never heard of may be about to start, as all are when a cluster starts.
 func (p *peers) dead(node keyspace.NodeID) bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	q := p.mu.nodes[node]
-	return q != nil && q.boot != 0 && !q.alive
+	q := p.look(node)
+	return q.boot != 0 && !q.alive
 }
 
 // lost reports whether the node has lost liveness, or has restarted since boot was seen.
@@ -342,19 +371,20 @@ func (p *peers) dead(node keyspace.NodeID) bool {
 // from it as a leader. Otherwise the first clients would depose a new cluster's first
 // leaders, together with the revisions allocated to them.
 func (p *peers) lost(node keyspace.NodeID, boot keyspace.BootID) bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	q := p.mu.nodes[node]
-	return q != nil && q.boot != 0 && (!q.alive || boot != 0 && q.boot != boot)
+	q := p.look(node)
+	return q.boot != 0 && (!q.alive || boot != 0 && q.boot != boot)
 }
 
-func (p *peers) boot(node keyspace.NodeID) keyspace.BootID {
+func (p *peers) boot(node keyspace.NodeID) keyspace.BootID { return p.look(node).boot }
+
+// look returns what is known of a node, the zero peer if nothing is.
+func (p *peers) look(node keyspace.NodeID) (q peer) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if q := p.mu.nodes[node]; q != nil {
-		return q.boot
+	if at := p.mu.nodes[node]; at != nil {
+		q = *at
 	}
-	return 0
+	return q
 }
 
 // BootOf returns the boot in which the node was last heard, 0 if it was not.
@@ -368,13 +398,7 @@ func (h *Host) BootOf(node keyspace.NodeID) keyspace.BootID {
 // Liveness reports whether the node is alive as far as this node knows: it was heard from
 // within the liveness timeout, and its disks make progress. This node itself always is.
 func (h *Host) Liveness(node keyspace.NodeID) bool {
-	if node == h.cfg.Node {
-		return true
-	}
-	h.peers.mu.RLock()
-	defer h.peers.mu.RUnlock()
-	q := h.peers.mu.nodes[node]
-	return q != nil && q.alive
+	return node == h.cfg.Node || h.peers.look(node).alive
 }
 
 // Relays returns the live nodes that hear a node, as far as this one knows, in ascending
@@ -411,10 +435,8 @@ func (h *Host) Reached(node keyspace.NodeID) bool {
 // SilentFor returns for how long a peer that is not alive has been so; 0 if it is alive, or has not been
 // heard since the start of this node.
 func (h *Host) SilentFor(node keyspace.NodeID) time.Duration {
-	h.peers.mu.RLock()
-	defer h.peers.mu.RUnlock()
-	q := h.peers.mu.nodes[node]
-	if q == nil || q.alive || q.healthy == 0 {
+	q := h.peers.look(node)
+	if q.alive || q.healthy == 0 {
 		return 0
 	}
 	return h.cfg.Clock.Now().Sub(q.healthy)
@@ -428,8 +450,6 @@ func (h *Host) Connected(node keyspace.NodeID) bool {
 	if node == h.cfg.Node {
 		return !h.peers.isolated.Load()
 	}
-	h.peers.mu.RLock()
-	defer h.peers.mu.RUnlock()
-	q := h.peers.mu.nodes[node]
-	return q != nil && q.alive && q.connected
+	q := h.peers.look(node)
+	return q.alive && q.connected
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -624,6 +626,80 @@ func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {
 		r.nodes[3].start()
 		r.eventually("and that it is back", 3*time.Second, func() bool { return know(3) })
 	})
+}
+
+// TestLivenessMessagesRide: each node hears each other one about once in an interval, and never after more than one and a half. Messages go with heartbeats and their answers, and as answers to each other: each pair of nodes speaks once in
+// an interval. Where the rounds of a node stand still, its other goroutines do not speak for it.
+func TestLivenessMessagesRide(t *testing.T) {
+	for _, beats := range []string{"none", "at even ticks", "at odd ticks"} {
+		t.Run("heartbeats "+beats, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				ticks, held := make(chan struct{}), make(chan struct{})
+				close(ticks)
+				var gate atomic.Pointer[chan struct{}]
+				gate.Store(&ticks)
+				r := newRig(t, 3, func(c *Config) {
+					if c.Node == 3 {
+						c.Needed = func() keyspace.NodeID { <-*gate.Load(); return 0 }
+					}
+				})
+				for _, id := range r.ids() {
+					r.nodes[id].start()
+					time.Sleep(37 * time.Millisecond) // their ticks are not at the same time
+				}
+				defer r.close()
+				defer close(held)
+				interval := r.nodes[1].host.cfg.livenessInterval()
+				if beats != "none" {
+					r.bootstrap(keyspace.PlacementGroup, 1, voters(3))
+					if beats == "at odd ticks" {
+						time.Sleep(interval / 2)
+					}
+					r.write(keyspace.PlacementGroup, "first")
+				}
+				time.Sleep(3 * time.Second)
+				var mu sync.Mutex
+				count, exchanges := map[[2]keyspace.NodeID]int{}, 0
+				last, spoke := map[[2]keyspace.NodeID]time.Time{}, map[[2]keyspace.NodeID]time.Time{}
+				r.bus.set(func(b *testBus) {
+					b.filter = func(from, to keyspace.NodeID, m *message) bool {
+						mu.Lock()
+						defer mu.Unlock()
+						now, way, pair := time.Now(), [2]keyspace.NodeID{from, to}, [2]keyspace.NodeID{min(from, to), max(from, to)}
+						if m.group == 0 && m.raft == nil {
+							if d := now.Sub(last[way]); count[way] > 0 && d > interval*3/2 {
+								t.Errorf("node %s sends node %s nothing for %v", from, to, d)
+							}
+							last[way] = now
+							count[way]++
+						}
+						if !spoke[pair].Equal(now) {
+							spoke[pair] = now
+							exchanges++
+						}
+						return true
+					}
+				})
+				const intervals = 100
+				time.Sleep(intervals * interval)
+				mu.Lock()
+				for way, n := range count {
+					if n < intervals*3/4 || n > intervals*5/4 {
+						t.Errorf("%d messages from node %s to node %s in %d intervals", n, way[0], way[1], intervals)
+					}
+				}
+				if len(count) != 6 || exchanges > 3*intervals*11/10 {
+					t.Errorf("%d exchanges in %d intervals for %v messages, want one for each pair and interval", exchanges, intervals, count)
+				}
+				mu.Unlock()
+				r.bus.set(func(b *testBus) { b.filter = nil })
+				gate.Store(&held)
+				r.eventually("the others take node 3 for dead", 3*time.Second, func() bool {
+					return !r.nodes[1].host.Liveness(3) && !r.nodes[2].host.Liveness(3)
+				})
+			})
+		})
+	}
 }
 
 // TestLeaderWithoutTheNeededNodeHandsOver: leaders need a node (Config.Needed). A leader

@@ -135,10 +135,13 @@ func (o *outbox) flush() {
 }
 
 // send hands the frame to the bus. The order key is the worker: messages of one group
-// stay in order, and those of two workers do not wait for each other. A frame that the
-// bus rejects is lost, as in the network; raft is told, so that it probes instead of
+// stay in order, and those of two workers do not wait for each other. A liveness message
+// that is due goes with a control frame. A frame that the bus rejects is lost, as in the network; raft is told, so that it probes instead of
 // relying on it.
 func (o *outbox) send(node keyspace.NodeID, l *openFrame) {
+	if l.method == transport.MethodRaftControl {
+		o.w.h.peers.tell(node, o.w.now, dueAlong)
+	}
 	o.w.h.m.frameBytes.Observe(float64(len(l.frame)))
 	o.w.h.m.frameMessages.Observe(float64(l.messages))
 	if err := o.w.h.cfg.Bus.Send(node, l.method, uint64(o.w.no), l.frame); err != nil {
