@@ -19,46 +19,57 @@ const restingPings = 4
 type probe struct {
 	missed atomic.Int32 // pings since the last pong
 	heard  atomic.Bool  // something has come since the last look
+	due    atomic.Bool  // the next message of ClassControl takes a ping along
 
-	mu   sync.Mutex
-	sent [8]struct { // by number modulo its length; guarded by mu
+	mu     sync.Mutex
+	number uint64
+	sent   [8]struct { // by number modulo its length; guarded by mu
 		number uint64
 		at     clock.Time
 	}
 }
 
+// pingLoop probes the peer. An interval before a resting peer's ping, it leaves the ping to the next message of ClassControl,
+// since a packet of its own costs both sides as much as the message's.
 func (s *Session) pingLoop() {
-	e := s.ep
+	e, p := s.ep, &s.probe
 	t := e.clock.NewTimer(clock.UntilNext(e.clock, e.cfg.PingInterval)) // all sessions at once
 	defer t.Stop()
-	number, rest := uint64(0), 0
-	for {
-		if s.probe.heard.Swap(false) && s.probe.missed.Load() == 0 && rest > 1 {
-			rest--
-			if !s.pause(t) {
-				return
-			}
-			continue
-		}
-		number, rest = number+1, restingPings
+	for rest := 0; ; {
 		// Unanswered probes are counted, not timed: a pause of this process must not make
 		// it blame the peer.
-		if missed := int(s.probe.missed.Add(1)) - 1; missed >= e.cfg.MaxMissedPings {
+		missed := int(p.missed.Load())
+		switch heard := p.heard.Swap(false); {
+		case heard && missed == 0 && rest > 1:
+			rest--
+			p.due.Store(rest == 1)
+		case rest == 1 && !p.due.Swap(false):
+			rest = restingPings // it went with a message
+		case missed >= e.cfg.MaxMissedPings:
 			s.End(fmt.Errorf("%w: %d probes unanswered", ErrUnreachable, missed))
 			return
+		default:
+			rest = restingPings
+			s.ping()
 		}
-		p := &s.probe
-		p.mu.Lock()
-		slot := &p.sent[number%uint64(len(p.sent))]
-		slot.number, slot.at = number, e.clock.Now()
-		p.mu.Unlock()
-		h := pingFrame(framePing, number)
-		// A full control queue counts as an unanswered probe.
-		_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
 		if !s.pause(t) {
 			return
 		}
 	}
+}
+
+func (s *Session) ping() {
+	p := &s.probe
+	p.missed.Add(1)
+	p.mu.Lock()
+	p.number++
+	number := p.number
+	slot := &p.sent[number%uint64(len(p.sent))]
+	slot.number, slot.at = number, s.ep.clock.Now()
+	p.mu.Unlock()
+	h := pingFrame(framePing, number)
+	// A full control queue counts as an unanswered probe.
+	_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
 }
 
 // pause waits for the next interval, and ends the session if the peer cannot read what this node writes from now on.

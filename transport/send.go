@@ -26,7 +26,11 @@ func (e *Endpoint) Send(to keyspace.NodeID, m Method, order uint64, payload []by
 		return err
 	}
 	h := messageFrame(m)
-	return s.laneFor(c, order).enqueue(&h, payload, false, nil)
+	err = s.laneFor(c, order).enqueue(&h, payload, false, nil)
+	if c == ClassControl && s.probe.due.Load() && s.probe.due.Swap(false) {
+		s.ping()
+	}
+	return err
 }
 
 // route returns the session for a message of the class.

@@ -297,6 +297,70 @@ func TestRestingProbes(t *testing.T) {
 	})
 }
 
+// TestRidingProbes: the ping of a peer that is heard and answers goes with a message of ClassControl, and alone where none
+// goes within an interval.
+func TestRidingProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEndpoint(t, func(c *Config) { c.PingInterval, c.MaxMissedPings = time.Second, 3 })
+		s := attach(t, e, KindMain)
+		var alone, riding atomic.Int32
+		go func() {
+			h := pingFrame(framePing, 1)
+			h.finish(len(pingPadding))
+			size := h.n + len(pingPadding)
+			var message time.Time // when the last message was taken
+			for {
+				b, ok := s.lanes[ClassControl][0].Take()
+				if !ok {
+					return
+				}
+				// The ping is behind the message, in one batch or the next.
+				ping := bytes.Clone(b.Bytes()[max(0, len(b.Bytes())-size):])
+				isPing, frames := len(ping) == size && ping[lengthBytes] == byte(framePing), b.frames
+				b.Done()
+				if frames == 2 || !isPing {
+					message = time.Now()
+				}
+				switch {
+				case !isPing:
+					continue
+				case message.Equal(time.Now()):
+					riding.Add(1)
+				default:
+					alone.Add(1)
+				}
+				ping[lengthBytes] = byte(framePong)
+				_ = s.Receive(ClassControl, ping) // the session's end is looked at below
+			}
+		}()
+		during := func(seconds int, every time.Duration) (int32, int32) {
+			a, r := alone.Load(), riding.Load()
+			for end := time.Now().Add(time.Duration(seconds) * time.Second); time.Now().Before(end); synctest.Wait() {
+				if every > 0 {
+					time.Sleep(every)
+					if err := e.Send(2, MethodRaftControl, 0, []byte("x")); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					time.Sleep(time.Second)
+				}
+				_ = s.receive(ClassControl, &frame{kind: frameMessage, method: 255}) // nobody knows the method, and it is heard
+			}
+			return alone.Load() - a, riding.Load() - r
+		}
+		during(4, 0)
+		if a, r := during(40, 170*time.Millisecond); a != 0 || r != 10 {
+			t.Errorf("%d probes went alone and %d with a message in 40 s, want 0 and 10", a, r)
+		}
+		if a, r := during(40, 0); a != 10 || r != 0 {
+			t.Errorf("without messages %d probes went alone and %d with one in 40 s, want 10 and 0", a, r)
+		}
+		if s.ctx.Err() != nil {
+			t.Error("the session has ended")
+		}
+	})
+}
+
 // TestReplacedReaders: a session handles received messages only after the session
 // before it has handled its own.
 func TestReplacedReaders(t *testing.T) {
