@@ -101,9 +101,10 @@ type rng struct {
 	movedAt  clock.Time      // 0: never
 	left     keyspace.NodeID // from where that took it
 	ledAt    clock.Time
-	turnedAt clock.Time // when another node came to lead it, whoever decided that; 0: never
-	mate     *rng       // the neighbour with which it is being merged, step by step
-	calmAt   clock.Time // since when it and its right neighbour are small and cold; 0: they are not
+	turnedAt clock.Time      // when another node came to lead it, whoever decided that; 0: never
+	evened   keyspace.NodeID // to which its lead went last to make leads even; 0: it went for another reason
+	mate     *rng            // the neighbour with which it is being merged, step by step
+	calmAt   clock.Time      // since when it and its right neighbour are small and cold; 0: they are not
 	failed   failures
 	vain     []keyspace.NodeID // to which no copy came, since the last that did
 	was      pace              // before the operation under way was decided

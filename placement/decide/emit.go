@@ -21,7 +21,10 @@ func (c *Cluster) emit(r *rng, op Operation) {
 		op.Reason = r.need
 	}
 	if op.Reason == Load || op.Reason == Leaders || op.Reason == Cold && op.Kind != Merge {
-		r.ledAt = max(c.now, 1)
+		r.ledAt, r.evened = max(c.now, 1), 0
+	}
+	if op.Reason == Leaders {
+		r.evened = op.Lead
 	}
 	op.Requires.Ranges = append(op.Requires.Ranges, r.is())
 	var other *rng

@@ -8,7 +8,8 @@ const gatherLeast = 20
 
 // gatherLeaders gives the node with the sequencer, while it has little to do, the leads of
 // ranges in use. It needs a voter of them; nothing is copied for this. A lead that somebody has
-// given to another node stays there for a while, and so does one that had to move.
+// given to another node stays there for a while, and so does one that had to move. One that only makes leads
+// even goes at once: a new cluster's are evened in its first minutes, before it has any load.
 func (c *Cluster) gatherLeaders() {
 	to := c.nodes[c.gatherTo]
 	if to == nil {
@@ -17,7 +18,8 @@ func (c *Cluster) gatherLeaders() {
 	var found []*rng
 	for r := range c.some(to) {
 		from := c.nodes[r.Leader]
-		if from != nil && from != to && from.live() && c.gathered(r) && c.rested(r.ledAt) && c.rested(r.turnedAt) && c.calm(r) {
+		free := r.Leader == r.evened || c.rested(r.ledAt) && c.rested(r.turnedAt)
+		if from != nil && from != to && from.live() && c.gathered(r) && free && c.calm(r) {
 			found = append(found, r)
 		}
 	}
