@@ -85,8 +85,9 @@ func columnOf(t cells) Column {
 
 // pack joins bands of one column into a column that has its bounds, and returns its form.
 func pack(bands []band) (Column, []byte) {
+	l := lay(bands, keyspace.Span{})
 	for most := maxCells - 1; ; {
-		c := columnOf(fold(bands, keyspace.Span{}, 1, most))
+		c := columnOf(l.fold(1, most))
 		b := encode(c)
 		if len(b) <= maxColumnBytes {
 			return c, b

@@ -42,41 +42,60 @@ type cells struct {
 //
 // most is at least 1.
 func fold(bands []band, within keyspace.Span, columns, most int) cells {
-	points, index := pointsOf(bands, within)
-	weights := weigh(bands, index, len(points))
-	from, to := 0, len(points)
+	return lay(bands, within).fold(columns, most)
+}
+
+// layout is what bands have between their points, whatever the number of rows.
+type layout struct {
+	bands   []band
+	points  []string
+	index   map[string]int32
+	weights []uint64
+	// from and to bound the points with load.
+	from, to int
+}
+
+func lay(bands []band, within keyspace.Span) *layout {
+	l := &layout{bands: bands}
+	l.points, l.index = pointsOf(bands, within)
+	l.weights = weigh(bands, l.index, len(l.points))
+	l.to = len(l.points)
 	if len(within.Start) > 0 {
-		from = int(index[string(within.Start)])
+		l.from = int(l.index[string(within.Start)])
 	}
 	if len(within.End) > 0 {
-		to = int(index[string(within.End)])
+		l.to = int(l.index[string(within.End)])
 	}
-	for from < to && weights[from] == 0 {
-		from++
+	for l.from < l.to && l.weights[l.from] == 0 {
+		l.from++
 	}
-	for from < to && weights[to-1] == 0 {
-		to--
+	for l.from < l.to && l.weights[l.to-1] == 0 {
+		l.to--
 	}
-	if from == to {
+	return l
+}
+
+func (l *layout) fold(columns, most int) cells {
+	if l.from == l.to {
 		return cells{}
 	}
 	// rows has the first point of each row, and the end of the last.
-	rows := append(join(weights[from:to], most), to-from)
+	rows := append(join(l.weights[l.from:l.to], most), l.to-l.from)
 	out := cells{counts: make([]Counts, (len(rows)-1)*columns)}
-	rowOf := make([]int32, len(points))
+	rowOf := make([]int32, len(l.points))
 	for row := range len(rows) - 1 {
-		rows[row] += from
-		out.starts = append(out.starts, points[rows[row]])
-		for p := rows[row]; p < rows[row+1]+from; p++ {
+		rows[row] += l.from
+		out.starts = append(out.starts, l.points[rows[row]])
+		for p := rows[row]; p < rows[row+1]+l.from; p++ {
 			rowOf[p] = int32(row)
 		}
 	}
-	rows[len(rows)-1] = to
-	if to < len(points) {
-		out.end = points[to]
+	rows[len(rows)-1] = l.to
+	if l.to < len(l.points) {
+		out.end = l.points[l.to]
 	}
-	for i := range bands {
-		bands[i].place(&out, columns, index, rows, rowOf)
+	for i := range l.bands {
+		l.bands[i].place(&out, columns, l.index, rows, rowOf)
 	}
 	return out
 }
