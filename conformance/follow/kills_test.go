@@ -132,8 +132,13 @@ func settled(ctx context.Context, t *testing.T, source, target *clientv3.Client,
 			continue
 		}
 		at, err := source.TimeToLive(ctx, clientv3.LeaseID(id), clientv3.WithAttachedKeys())
-		if err != nil || fmt.Sprintf("%q", sortedKeys(at.Keys)) != fmt.Sprintf("%q", sortedKeys(l.Keys)) {
-			t.Errorf("lease %x has the keys %q, not %q: %v", int64(id), l.Keys, at.Keys, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if had, has := sortedKeys(at.Keys), sortedKeys(l.Keys); !slices.Equal(had, has) {
+			keys := slices.Compact(slices.Sorted(slices.Values(append(had, has...))))
+			t.Errorf("lease %x has the keys %q, not %q\n%s%s", int64(id), l.Keys, at.Keys,
+				attachments(ctx, "source", source, clientv3.LeaseID(id), keys), attachments(ctx, "target", target, clientv3.LeaseID(id), keys))
 		}
 	}
 	listed, err := diff.NewEndpoint(target).Leases(ctx)
@@ -144,6 +149,44 @@ func settled(ctx context.Context, t *testing.T, source, target *clientv3.Client,
 	if err != nil || keyspace.Revision(put.Header.Revision) != last+1 {
 		t.Errorf("%v, %v, want revision %d", put, err, last+1)
 	}
+}
+
+// attachments says what a side, and each of its members, answers about a lease and keys of it.
+func attachments(ctx context.Context, side string, c *clientv3.Client, id clientv3.LeaseID, keys []string) string {
+	var b strings.Builder
+	ask := func(name string, c *clientv3.Client) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if l, err := c.TimeToLive(ctx, id, clientv3.WithAttachedKeys()); err != nil {
+			fmt.Fprintf(&b, "%s: %v\n", name, err)
+		} else {
+			fmt.Fprintf(&b, "%s, revision %d: %d s of %d s are left, keys %q\n", name, l.Revision, l.TTL, l.GrantedTTL, l.Keys)
+		}
+		for _, k := range keys {
+			r, err := c.Get(ctx, k)
+			if err != nil {
+				fmt.Fprintf(&b, "%s, key %q: %v\n", name, k, err)
+				continue
+			}
+			fmt.Fprintf(&b, "%s, revision %d: key %q is there %d times\n", name, r.Header.Revision, k, r.Count)
+			for _, kv := range r.Kvs {
+				fmt.Fprintf(&b, "\tlease %x, created at %d, modified at %d, version %d\n", kv.Lease, kv.CreateRevision, kv.ModRevision, kv.Version)
+			}
+		}
+	}
+	ask(side, c)
+	for _, endpoint := range c.Endpoints() {
+		one, err := clientv3.New(clientConfig([]string{endpoint}))
+		if err != nil {
+			fmt.Fprintf(&b, "%s: %v\n", endpoint, err)
+			continue
+		}
+		ask(side+" at "+endpoint, one)
+		if err := one.Close(); err != nil {
+			fmt.Fprintf(&b, "%s: %v\n", endpoint, err)
+		}
+	}
+	return b.String()
 }
 
 func sortedKeys(keys [][]byte) (out []string) {
