@@ -51,6 +51,10 @@
 // attached to it. The source's are listed by a member that has just answered a linearizable read.
 // A member of etcd that is cut off leaves out what was granted since.
 //
+// A batch attaches keys only to leases that live. When a leader of etcd is started anew, the source may say for a moment of a lease that
+// was granted just before that there is none. So it is believed only where the source has none of the lease's keys any more
+// as the batch has them.
+//
 // # Steps and requests are files
 //
 // The step is a file in the directory, replaced by a rename. A request (cut over, abandon) is a

@@ -397,9 +397,13 @@ type target struct {
 	// taken counts the leases that were taken back, attached are those of them with keys.
 	taken    int
 	attached []keyspace.LeaseID
+	// loose are versions with a lease that are not attached to it, by key.
+	loose map[string]keyspace.Revision
 }
 
-func newTarget() *target { return &target{store: newStore(), phase: TargetEmpty} }
+func newTarget() *target {
+	return &target{store: newStore(), phase: TargetEmpty, loose: map[string]keyspace.Revision{}}
+}
 
 func (t *target) use(what, nonce string) error {
 	if _, err := t.enter(what, 0); err != nil {
@@ -501,6 +505,9 @@ func (t *target) Follow(_ context.Context, nonce string, b Batch) error {
 			return err
 		}
 		newest[string(v.Key)] = before
+		if _, lives := b.Leases[v.Lease]; v.Lease != 0 && !lives {
+			t.loose[string(v.Key)] = v.Mod
+		}
 		t.held = append(t.held, v)
 	}
 	t.largestHeld = max(t.largestHeld, len(t.held))

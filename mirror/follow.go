@@ -247,8 +247,10 @@ func (a *applier) bring(ctx context.Context, b Batch) error {
 	defer m.follow.unlock()
 	// No lease is taken back between the look at it and the batch that attaches keys to it.
 	err := m.retry(ctx, "look up leases at the source", func() (err error) {
-		b.Leases, err = m.lookupLeases(ctx, ids)
-		return err
+		if b.Leases, err = m.lookupLeases(ctx, ids); err != nil || len(b.Leases) == len(ids) {
+			return err
+		}
+		return m.checkEnded(ctx, b.Versions, b.Leases)
 	})
 	if err != nil {
 		return err

@@ -3,15 +3,18 @@ package mirror
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
+	"github.com/skeindb/skein/mvcc"
 )
 
 // lookupLeases returns the granted TTLs of leases at the source. One that is gone there is left out: its keys go with a
@@ -42,6 +45,38 @@ func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) (map[
 	maps.Copy(m.leases, ttls)
 	return living, nil
 }
+
+// checkEnded checks that the leases of versions that are not among the living have ended.
+//
+// A member of etcd that has just been started may not know yet what was granted last. The others ask it for as long as they
+// think that it leads, and then its answer is that there is no such lease. A key would come without being attached, and outlive
+// its lease at the target. But a key that is at the source as a version has it is attached there, so the version's lease lives.
+// One that is there no more as the version has it comes in a later revision again.
+func (m *Mirror) checkEnded(ctx context.Context, versions []mvcc.Version, living map[keyspace.LeaseID]int64) error {
+	newest := make(map[string]int, len(versions))
+	for i := range versions {
+		newest[string(versions[i].Key)] = i
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(endedLookups)
+	for i := range versions {
+		v := &versions[i]
+		if _, lives := living[v.Lease]; lives || v.Lease == 0 || newest[string(v.Key)] != i {
+			continue
+		}
+		g.Go(func() error {
+			p, err := m.o.SourceData.Page(ctx, v.Key, keyspace.Next(v.Key), 0, 1)
+			if err == nil && len(p.Keys) == 1 && p.Keys[0].Mod == v.Mod {
+				err = fmt.Errorf("lease %x of key %q: %w", int64(v.Lease), v.Key, errLeaseLives)
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// endedLookups is how many keys checkEnded reads at a time.
+const endedLookups = 32
 
 // forgetLeases has all TTLs looked up anew: a lease may have ended, and its id be granted again with another one.
 func (m *Mirror) forgetLeases() {

@@ -97,6 +97,9 @@ var errAbandoned = errors.New("the mirror is abandoned")
 // the target comes further.
 var errBehindCompaction = errors.New("the source has compacted the revision that the target is at; the comparison waits until the target is further")
 
+// errLeaseLives says that the source has said of a lease that there is none, and it lives.
+var errLeaseLives = errors.New("the source says that there is no such lease, and a key is attached to it")
+
 // errDone ends the goroutines of a run whose cut-over is done.
 var errDone = errors.New("the cut-over is done")
 
@@ -148,7 +151,8 @@ func (m *Mirror) wait(what string) {
 
 // transient says that an error may go away by itself.
 func transient(err error) bool {
-	if errors.Is(err, ErrLagging) || errors.Is(err, errStalled) || errors.Is(err, errBehindCompaction) || errors.Is(err, io.EOF) || errors.Is(err, context.DeadlineExceeded) || spool.IsNoSpace(err) {
+	if errors.Is(err, ErrLagging) || errors.Is(err, errStalled) || errors.Is(err, errBehindCompaction) || errors.Is(err, errLeaseLives) ||
+		errors.Is(err, io.EOF) || errors.Is(err, context.DeadlineExceeded) || spool.IsNoSpace(err) {
 		return true
 	}
 	var e rpctypes.EtcdError

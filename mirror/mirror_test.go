@@ -54,6 +54,11 @@ func finished(t *testing.T, s *source, d *target) {
 		t.Fatalf("leases %v, not %v; compacted %d, not %d", d.finish.Leases, s.leases, d.finish.Compacted, s.compacted)
 	}
 	sameHistory(t, s, d, 0)
+	for k, rev := range d.loose {
+		if v := d.get(k, d.rev); v != nil && v.Mod == rev && d.leases[v.Lease] != 0 {
+			t.Errorf("key %q of revision %d is not attached to lease %x, which lives", k, rev, int64(v.Lease))
+		}
+	}
 }
 
 // TestMirror: a source that is written to, whose watch breaks off, is mirrored and cut over, with
@@ -721,6 +726,56 @@ func TestEndedLeases(t *testing.T) {
 			}
 			if granted < 2000 || d.taken < 200 {
 				t.Errorf("of %d leases %d were taken back", granted, d.taken)
+			}
+		})
+	}
+}
+
+// forgetful is a source that says at times of a lease that lives that there is none, as an etcd does whose leader has just been started.
+type forgetful struct{ *source }
+
+func (f forgetful) TTL(ctx context.Context, id keyspace.LeaseID) (int64, bool, error) {
+	if f.chance(30) {
+		return 0, false, nil
+	}
+	return f.source.TTL(ctx, id)
+}
+
+// TestLeaseThatIsSaidToHaveEnded: a key is attached to its lease at the target, also where the source has said before that there is no
+// such lease. Other leases have ended when their keys are followed.
+func TestLeaseThatIsSaidToHaveEnded(t *testing.T) {
+	for seed := range uint64(5) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			s, d, disk := newSource(seed), newTarget(), simdisk.New()
+			s.keeps = true
+			s.txn(op{"a", "1", 0})
+			d.onCall(func(what string) error {
+				if what == "follow" {
+					time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond)
+				}
+				return nil
+			})
+			o := options(s, d, disk)
+			o.SourceData = forgetful{s}
+			ended := following(t, s, d, o)
+			for id := keyspace.LeaseID(1); id <= 300; id++ {
+				s.grant(id, 60)
+				for range 1 + rng.IntN(3) {
+					s.txn(op{fmt.Sprint("k", rng.IntN(500)), "v", id})
+				}
+				if rng.IntN(2) == 0 {
+					s.revoke(id)
+				}
+				time.Sleep(time.Duration(rng.IntN(50)) * time.Millisecond)
+			}
+			cutOver(t, disk)
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			finished(t, s, d)
+			if len(d.loose) == 0 || len(d.leases) < 100 {
+				t.Errorf("%d keys of leases that had ended, %d leases that live", len(d.loose), len(d.leases))
 			}
 		})
 	}

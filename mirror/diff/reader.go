@@ -42,7 +42,8 @@ type Reader interface {
 	Count(ctx context.Context, from, end []byte, revision keyspace.Revision) (int64, keyspace.Revision, error)
 	// Leases returns the ids of all leases.
 	Leases(ctx context.Context) ([]keyspace.LeaseID, error)
-	// TTL returns the granted TTL of a lease in seconds, and whether the lease exists.
+	// TTL returns the granted TTL of a lease in seconds, and whether the lease exists. Behind a restart of its leader an
+	// etcd may say for a moment that one does not exist that was granted just before.
 	TTL(ctx context.Context, id keyspace.LeaseID) (seconds int64, exists bool, err error)
 }
 
