@@ -32,9 +32,9 @@ type gathering struct {
 
 const (
 	gatherWindow = seatWindow
-	// gatherBelow and gatherAbove are parts of the processors. A node that leads everything has more to
-	// do than one that shares the leads, and how much more depends on the load.
-	gatherBelow, gatherAbove = 0.3, 0.7
+	// gatherBelow and gatherAbove are parts of the processors. Of three nodes the one that leads everything has up to one and a half
+	// times as much to do as each of those that share the leads. So a node that gathers does not have too much at once.
+	gatherBelow, gatherAbove = 0.4, 0.7
 	// gatherRow and spreadRow are how many windows in a row change it.
 	gatherRow, spreadRow = seatRow + 2, 2
 	// Each time that the leads are spread it rests twice as long, from first to last. Some loads are little

@@ -17,7 +17,8 @@ func TestGathering(t *testing.T) {
 		want []bool
 	}{
 		{"nothing to do", []float64{0}, []bool{true}},
-		{"some", []float64{0.4}, []bool{false}},
+		{"some", []float64{0.45}, []bool{false}},
+		{"little", []float64{0.35}, []bool{true}},
 		{"ever more, and ever less", []float64{0.1, 0.4, 0.65, 0.8, 0.6, 0.4}, []bool{true, true, true, false, false, false}},
 		{"it rests after it was spread", []float64{0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1}, []bool{true, false, false, false, false, false, true, true}},
 		{
