@@ -152,3 +152,13 @@ func entriesBytes(ents []*pb.Entry) (n int64) {
 	}
 	return n
 }
+
+// livenessEvery is how many ticks lie between two rounds of liveness messages. Five fit into the
+// timeout, so one lost message does not make a node dead.
+func (c *Config) livenessEvery() uint64 {
+	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
+}
+
+func (c *Config) livenessInterval() time.Duration {
+	return time.Duration(c.livenessEvery()) * c.TickInterval
+}

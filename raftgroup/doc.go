@@ -218,11 +218,11 @@
 //	snapshot.go          slots, rates, turns and the header of snapshots
 //	wake.go              waking a group, who campaigns when its leader is lost
 //	lease.go             the leader lease and the promises behind it
+//	route.go             on which node a replica is
+//	outbox.go            a pass's messages, as frames
 //	liveness.go          which nodes live, which of them are isolated
 //	disk.go              whether this node's disks make progress
 //	pacer.go             wake-ups at a bounded rate
-//	route.go             on which node a replica is
-//	outbox.go            a pass's messages, as frames
 //	work.go              what waits for a group's next visit, its worker's queue
 //	apply_queue.go       what waits for a group's applier
 //	registry.go          the open groups, their workers

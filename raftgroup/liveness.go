@@ -97,16 +97,6 @@ func (p *peers) nodeLocked(id keyspace.NodeID) *peer {
 	return n
 }
 
-// livenessEvery is how many ticks lie between two rounds of liveness messages. Five fit into the
-// timeout, so one lost message does not make a node dead.
-func (c *Config) livenessEvery() uint64 {
-	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
-}
-
-func (c *Config) livenessInterval() time.Duration {
-	return time.Duration(c.livenessEvery()) * c.TickInterval
-}
-
 // tick checks this node's disks, tells the peers, and notices peers that fell silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkDisks(now, n)

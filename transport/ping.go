@@ -58,20 +58,6 @@ func (s *Session) pingLoop() {
 	}
 }
 
-func (s *Session) ping() {
-	p := &s.probe
-	p.missed.Add(1)
-	p.mu.Lock()
-	p.number++
-	number := p.number
-	slot := &p.sent[number%uint64(len(p.sent))]
-	slot.number, slot.at = number, s.ep.clock.Now()
-	p.mu.Unlock()
-	h := pingFrame(framePing, number)
-	// A full control queue counts as an unanswered probe.
-	_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
-}
-
 // pause waits for the next interval, and ends the session if the peer cannot read what this node writes from now on.
 // It returns false once the session has ended.
 func (s *Session) pause(t clock.Timer) bool {

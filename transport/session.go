@@ -198,3 +198,18 @@ func (s *Session) force(l *Lane, h *header, payload []byte) {
 		s.End(fmt.Errorf("%w: peer does not read its answers", errProtocol))
 	}
 }
+
+// ping sends the peer a ping.
+func (s *Session) ping() {
+	p := &s.probe
+	p.missed.Add(1)
+	p.mu.Lock()
+	p.number++
+	number := p.number
+	slot := &p.sent[number%uint64(len(p.sent))]
+	slot.number, slot.at = number, s.ep.clock.Now()
+	p.mu.Unlock()
+	h := pingFrame(framePing, number)
+	// A full control queue counts as an unanswered probe.
+	_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
+}
