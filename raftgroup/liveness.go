@@ -281,10 +281,10 @@ func (p *peers) died(node keyspace.NodeID) {
 }
 
 // lostNodes returns the nodes that this one no longer hears, and whether others hear them. A node
-// counts only two liveness messages after it lost liveness: others that miss it as well have
-// said so by then.
+// counts only four intervals after it lost liveness: others that miss it as well have said so by
+// then, though each pair of nodes speaks at its own times.
 func (p *peers) lostNodes(now clock.Time) map[keyspace.NodeID]bool {
-	patience := p.h.cfg.LivenessTimeout + 2*p.h.cfg.livenessInterval()
+	patience := p.h.cfg.LivenessTimeout + 4*p.h.cfg.livenessInterval()
 	lost := make(map[keyspace.NodeID]bool)
 	p.mu.RLock()
 	for id, q := range p.mu.nodes {

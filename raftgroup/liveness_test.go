@@ -832,7 +832,7 @@ func TestLeaderWithoutQuorumGivesUp(t *testing.T) {
 				begin := time.Now()
 				c.happen(r, l, f1, f2)
 				if c.lost {
-					timeout := l.host.cfg.LivenessTimeout + 4*l.host.cfg.livenessInterval()
+					timeout := l.host.cfg.LivenessTimeout + 6*l.host.cfg.livenessInterval()
 					r.eventually("it gives the lead up", timeout-time.Since(begin), func() bool { return !g.Status().IsLeader })
 					if _, leads := l.sms[1].leads(); leads {
 						t.Error("the state machine is not told")

@@ -116,6 +116,7 @@ type pace struct {
 	movedAt clock.Time
 	left    keyspace.NodeID
 	ledAt   clock.Time
+	evened  keyspace.NodeID
 	mate    *rng
 }
 
@@ -283,6 +284,9 @@ func (c *Cluster) PutRange(g Range) {
 		c.forgetSpan(r)
 		if r.Leader != 0 && g.Leader != 0 && r.Leader != g.Leader {
 			r.turnedAt = max(c.now, 1)
+			if g.Leader != r.evened {
+				r.evened = 0
+			}
 		}
 		r.Range = g
 	} else {
@@ -378,6 +382,9 @@ func (c *Cluster) Finish(id keyspace.RangeID, now clock.Time, done bool) {
 	}
 	if !done {
 		r.retryAt = c.now.Add(c.settings.Patience)
+		if r.evened != r.Leader {
+			r.evened = 0
+		}
 		c.noteFailure(r, op)
 	}
 	c.detach(r)
@@ -401,7 +408,7 @@ func (c *Cluster) Refuse(id keyspace.RangeID, now clock.Time, wait bool) {
 		from.hotLoad += float64(r.Load)
 	}
 	c.Finish(id, now, !wait)
-	r.movedAt, r.left, r.ledAt = r.was.movedAt, r.was.left, r.was.ledAt
+	r.movedAt, r.left, r.ledAt, r.evened = r.was.movedAt, r.was.left, r.was.ledAt, r.was.evened
 	if r.was.mate == nil {
 		r.part()
 	}

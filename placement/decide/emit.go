@@ -9,7 +9,7 @@ import (
 // emit decides the operation.
 func (c *Cluster) emit(r *rng, op Operation) {
 	op.Range, op.Bytes = r.Descriptor.Range, 0
-	r.was = pace{r.movedAt, r.left, r.ledAt, r.mate}
+	r.was = pace{r.movedAt, r.left, r.ledAt, r.evened, r.mate}
 	if op.copies() {
 		op.Bytes = r.Bytes
 		r.movedAt, r.left = max(c.now, 1), 0
