@@ -731,7 +731,7 @@ func TestEndedLeases(t *testing.T) {
 	}
 }
 
-// forgetful is a source that says at times of a lease that lives that there is none, as an etcd does whose leader has just been started.
+// forgetful is a source that denies a living lease at times, as an etcd does whose leader has just been started.
 type forgetful struct{ *source }
 
 func (f forgetful) TTL(ctx context.Context, id keyspace.LeaseID) (int64, bool, error) {

@@ -97,7 +97,7 @@ func (p *peers) nodeLocked(id keyspace.NodeID) *peer {
 	return n
 }
 
-// tick checks this node's disks, tells the peers, and notices peers that fell silent.
+// tick checks this node's disks, tells the peers what is due, and notices peers that fell silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkDisks(now, n)
 	var died, heard []keyspace.NodeID
@@ -219,8 +219,8 @@ const (
 )
 
 // tell sends a node a liveness message if one is due: the last one is so many sixteenths of an interval old. One that
-// cannot be sent counts as lost. It sends none where no round has begun for two intervals, since workers and readers
-// that still run do not show that this node lives.
+// cannot be sent counts as lost. Where no round has begun for two intervals it sends none: the ticker stands still, and that
+// workers and readers run does not show that this node lives.
 func (p *peers) tell(to keyspace.NodeID, now clock.Time, sixteenths time.Duration) {
 	interval := p.h.cfg.livenessInterval()
 	p.mu.Lock()

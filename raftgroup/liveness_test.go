@@ -629,7 +629,7 @@ func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {
 }
 
 // TestLivenessMessagesRide: each node hears each other one about once in an interval, and never after more than one and a half. Messages go with heartbeats and their answers, and as answers to each other: each pair of nodes speaks once in
-// an interval. Where the rounds of a node stand still, its other goroutines do not speak for it.
+// an interval. A node whose ticker stands still falls silent, though its other goroutines run.
 func TestLivenessMessagesRide(t *testing.T) {
 	for _, beats := range []string{"none", "at even ticks", "at odd ticks"} {
 		t.Run("heartbeats "+beats, func(t *testing.T) {

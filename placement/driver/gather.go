@@ -32,8 +32,8 @@ type gathering struct {
 
 const (
 	gatherWindow = seatWindow
-	// gatherBelow and gatherAbove are parts of the processors. Of three nodes the one that leads everything has up to one and a half
-	// times as much to do as each of those that share the leads. So a node that gathers does not have too much at once.
+	// gatherBelow and gatherAbove are parts of the processors. With puts a node that leads everything has up to 1.5 times the work of one
+	// that shares the leads, so it does not have too much at once. With gets it may have three times as much, and is spread again.
 	gatherBelow, gatherAbove = 0.4, 0.7
 	// gatherRow and spreadRow are how many windows in a row change it.
 	gatherRow, spreadRow = seatRow + 2, 2
