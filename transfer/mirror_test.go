@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/authpb"
@@ -152,4 +153,38 @@ func TestRefusedBy(t *testing.T) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
+}
+
+// TestUnlessSilent: a node that is not heard yet keeps a cut-over waiting for a moment and does not end it; one that stays silent
+// does, and so does whoever no longer waits for an answer.
+func TestUnlessSilent(t *testing.T) {
+	ask := func(ctx context.Context, heardAfter time.Duration) (took time.Duration, err error) {
+		c := clock.Virtual()
+		start := c.Now()
+		err = unlessSilent(ctx, c, func() ([]*adminpb.Node, error) {
+			return []*adminpb.Node{{Name: "n1", State: "serving", Alive: c.Now().Sub(start) >= heardAfter}}, nil
+		})
+		return c.Now().Sub(start), err
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if took, err := ask(t.Context(), 0); took != 0 || err != nil {
+			t.Error(took, err)
+		}
+		if took, err := ask(t.Context(), 3*time.Second); took != 3*time.Second || err != nil {
+			t.Error(took, err)
+		}
+		var refusal *mirror.Refusal
+		if took, err := ask(t.Context(), time.Hour); took != silentFor || !errors.As(err, &refusal) {
+			t.Error(took, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if took, err := ask(ctx, time.Hour); took != time.Second || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(took, err)
+		}
+		broken := errors.New("broken")
+		if err := unlessSilent(t.Context(), clock.Virtual(), func() ([]*adminpb.Node, error) { return nil, broken }); !errors.Is(err, broken) {
+			t.Error(err)
+		}
+	})
 }

@@ -32,6 +32,10 @@ const (
 	asksOfSource = 3
 	// askWithin bounds one of them where the source's DialTimeout does not.
 	askWithin = 15 * time.Second
+	// silentFor is how long a node of the target is silent before a cut-over is refused for it: some liveness timeouts.
+	silentFor = 5 * time.Second
+	// askPause is the pause before the target is asked again which of its nodes answer.
+	askPause = 200 * time.Millisecond
 	// copyPause is the pause before the source's users are copied again.
 	copyPause = time.Second
 )
@@ -67,11 +71,27 @@ func (m *mirrored) prepare(ctx context.Context) error {
 	if m.users == nil || !m.users.Enabled {
 		return nil
 	}
-	l, err := adminpb.NewAdminClient(m.c.Client.ActiveConnection()).NodeList(ctx, &adminpb.NodeListRequest{})
-	if err != nil {
-		return fmt.Errorf("ask which nodes of the cluster answer: %w", err)
+	return unlessSilent(ctx, m.c.Clock, func() ([]*adminpb.Node, error) {
+		l, err := adminpb.NewAdminClient(m.c.Client.ActiveConnection()).NodeList(ctx, &adminpb.NodeListRequest{})
+		return l.GetNodes(), err
+	})
+}
+
+// unlessSilent returns once all nodes answer, or refuses a cut-over after silentFor. A node that has just been started is heard
+// by some nodes before it is by others, so who asked for a cut-over may know more than the node that lists them here.
+func unlessSilent(ctx context.Context, c clock.Clock, list func() ([]*adminpb.Node, error)) error {
+	for end := c.Now().Add(silentFor); ; {
+		nodes, err := list()
+		if err != nil {
+			return fmt.Errorf("ask which nodes of the cluster answer: %w", err)
+		}
+		if err := refusedBy(nodes); err == nil || c.Now() >= end {
+			return err
+		}
+		if err := clock.Sleep(ctx, c, askPause); err != nil {
+			return err
+		}
 	}
-	return refusedBy(l.GetNodes())
 }
 
 // refusedBy is the refusal of a cut-over that would wait for nodes, nil if it would for none. A node that has never served

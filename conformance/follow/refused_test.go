@@ -84,8 +84,18 @@ func TestRefusedForASilentNode(t *testing.T) {
 	if err := mirror.RequestCutover(vfs.Default, dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err != nil {
-		t.Fatal(err)
+	for waits := true; waits; {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits = false
+		case <-time.After(time.Second):
+			if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Refused != nil {
+				t.Fatalf("refused with all nodes there: %+v", st)
+			}
+		}
 	}
 	st, err = mirror.ReadStatus(vfs.Default, dir)
 	if err != nil || st.Step != mirror.Done || st.Refused != nil || int64(st.Position) != put.Header.Revision {
