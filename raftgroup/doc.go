@@ -140,7 +140,7 @@
 //     them again.
 //   - a node with thousands of leaders dies: the others wake those groups at WakesPerSecond,
 //     in the order of their ids. In each group all choose the same candidate.
-//   - a node hears less than half of the other members for a liveness timeout: it is isolated and
+//   - a node hears less than half of the other members for longer than a liveness timeout: it is isolated and
 //     hands over what it leads. It may be the only leader that can reach this node.
 //   - a leader loses the links to its followers while its group sleeps: they elect another leader.
 //     The old one gives the lead up as soon as other nodes say that they hear the followers.

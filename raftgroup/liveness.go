@@ -17,10 +17,9 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// peers is the host's knowledge of the other nodes. Every node sends every other one a
-// short message at regular intervals: it lives and its disks make progress. Nodes without
-// a common group do so too: a node without ranges is still a gateway and must know which
-// nodes live.
+// peers is the host's knowledge of the other nodes. Every node sends every other one a short message at regular intervals: it
+// lives and its disks make progress. Nodes without a common group do so too: a node without ranges is still a gateway and
+// must know which nodes live.
 //
 // A message goes with a heartbeat or its answer, or as the answer to the peer's, once it is due.
 // A packet of its own would cost both sides as much again, and so would its acknowledgement.
@@ -41,7 +40,7 @@ type peers struct {
 	wal, store diskProgress
 	probe      wake.Signal
 	// connectedAt is when this node last heard at least half of the other members. isolated says
-	// that this is longer ago than the liveness timeout; workers read it.
+	// that this is too long ago, see updateConnectivity; workers read it.
 	connectedAt clock.Time
 	isolated    atomic.Bool
 	// lastLost is what lostNodes returned last.
@@ -58,6 +57,7 @@ type peer struct {
 	connected bool // it reported that it is connected, see updateConnectivity
 	hears     []keyspace.NodeID
 	told      clock.Time // when it was last sent a liveness message
+	rode      bool       // that one, or the one before answers, went with a frame that went anyway
 }
 
 func (p *peers) init(h *Host) {
@@ -135,10 +135,9 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	}
 }
 
-// SetMembers names the cluster's nodes that have started and were not removed. They alone count
-// for whether this node hears half of the others. The bus also knows nodes that were removed or
-// have not started. With those counted, every node would be isolated once enough others had been
-// replaced. Before the first call all peers of the bus count.
+// SetMembers names the cluster's nodes that have started and were not removed. They alone count for whether this node hears
+// half of the others. The bus also knows nodes that were removed or have not started. With those counted, every node would be
+// isolated once enough others had been replaced. Before the first call all peers of the bus count.
 func (h *Host) SetMembers(nodes []keyspace.NodeID) {
 	h.peers.mu.Lock()
 	defer h.peers.mu.Unlock()
@@ -162,16 +161,16 @@ func (p *peers) countMembers() (others, heard int) {
 }
 
 // updateConnectivity reports whether this node is connected: it hears at least half of the
-// others, and what leaders need (hearsNeeded). A node that has not been for a liveness timeout
-// is isolated. It hands each of its leaderships over if a connected voter can take over. It
-// may be the only leader that can reach this node, while all other nodes wait for a leader
-// that they cannot reach.
+// others, and what leaders need (hearsNeeded). A node that has not been for more than a liveness timeout and an interval is
+// isolated: by then others have said that they miss a needed node too, though each pair of nodes speaks at its own times. It
+// hands each of its leaderships over if a connected voter can take over. It may be the only leader that can reach this node,
+// while all other nodes wait for a leader that they cannot reach.
 func (p *peers) updateConnectivity(now clock.Time) (connected bool) {
 	others, heard := p.countMembers()
 	if connected = 2*heard >= others && p.hearsNeeded(); connected {
 		p.connectedAt = now
 	}
-	isolated := now.Sub(p.connectedAt) > p.h.cfg.LivenessTimeout
+	isolated := now.Sub(p.connectedAt) > p.h.cfg.LivenessTimeout+p.h.cfg.livenessInterval()
 	if p.isolated.Swap(isolated) != isolated {
 		p.h.log.Warn("connectivity to peers changed", zap.Bool("isolated", isolated), zap.Int("heard", heard), zap.Int("others", others))
 	}
@@ -215,7 +214,8 @@ func (p *peers) startRound(now clock.Time, connected bool, heard []keyspace.Node
 const (
 	dueAlone  = 15 // sixteenths: at a tick, which may come a little early
 	dueAnswer = 8
-	dueAlong  = 2 // with a frame that goes anyway
+	dueAlong  = 2  // with a frame that goes anyway
+	dueAgain  = 12 // with another one, after a message that went so: many groups send frames all the time
 )
 
 // tell sends a node a liveness message if one is due: the last one is so many sixteenths of an interval old. One that
@@ -225,7 +225,11 @@ func (p *peers) tell(to keyspace.NodeID, now clock.Time, sixteenths time.Duratio
 	interval := p.h.cfg.livenessInterval()
 	p.mu.Lock()
 	q, due := p.mu.nodes[to], now == p.mu.round // who was never heard is told in rounds alone
+	along := sixteenths == dueAlong
 	if q != nil {
+		if along && q.rode {
+			sixteenths = dueAgain
+		}
 		due = q.told == 0 || now.Sub(q.told) >= interval*sixteenths/16
 	}
 	if !due || p.mu.round == 0 || now.Sub(p.mu.round) > 2*interval {
@@ -233,7 +237,7 @@ func (p *peers) tell(to keyspace.NodeID, now clock.Time, sixteenths time.Duratio
 		return
 	}
 	if q != nil {
-		q.told = now
+		q.told, q.rode = now, along || q.rode && sixteenths == dueAnswer
 	}
 	p.mu.sequence++
 	msg := encodeLiveness(liveness{
@@ -280,9 +284,8 @@ func (p *peers) died(node keyspace.NodeID) {
 	}))
 }
 
-// lostNodes returns the nodes that this one no longer hears, and whether others hear them. A node
-// counts only four intervals after it lost liveness: others that miss it as well have said so by
-// then, though each pair of nodes speaks at its own times.
+// lostNodes returns the nodes that this one no longer hears, and whether others hear them. A node counts only four intervals
+// after it lost liveness: others that miss it as well have said so by then, though each pair of nodes speaks at its own times.
 func (p *peers) lostNodes(now clock.Time) map[keyspace.NodeID]bool {
 	patience := p.h.cfg.LivenessTimeout + 4*p.h.cfg.livenessInterval()
 	lost := make(map[keyspace.NodeID]bool)
@@ -312,9 +315,8 @@ func (p *peers) updateLost(now clock.Time) {
 	}))
 }
 
-// othersCanLead reports whether this node does not hear a quorum of the replicas, while a quorum
-// lives. Where nobody else can lead, as after the deaths of nodes, a leader that gave the lead up
-// would only add to the groups that campaign in vain.
+// othersCanLead reports whether this node does not hear a quorum of the replicas, while a quorum lives. Where nobody else can
+// lead, as after the deaths of nodes, a leader that gave the lead up would only add to the groups that campaign in vain.
 func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) bool {
 	behind := func(r keyspace.Replica) bool { return lost[r.Node] }
 	if !slices.ContainsFunc(replicas, behind) || mutation.Is(mutation.LeadKeptUnheard) {
@@ -329,8 +331,8 @@ func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) b
 	return voters.VoteResult(hears) != quorum.VoteWon && voters.VoteResult(lives) == quorum.VoteWon
 }
 
-// returned queues groups for a paced wake-up: those that this host leads and that have a
-// replica on the node, which may lag, and after a restart those that the node led.
+// returned queues groups for a paced wake-up: those that this host leads and that have a replica on the node, which may lag, and
+// after a restart those that the node led.
 func (p *peers) returned(node keyspace.NodeID, restarted bool) {
 	p.h.log.Info("peer is heard", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
 	p.h.pacer.add(p.affected(func(g *Group) bool {
@@ -356,10 +358,9 @@ func (p *peers) dead(node keyspace.NodeID) bool {
 	return q.boot != 0 && !q.alive
 }
 
-// lost reports whether the node has lost liveness, or has restarted since boot was seen.
-// A node whose first liveness message is outstanding is not lost: the caller has heard
-// from it as a leader. Otherwise the first clients would depose a new cluster's first
-// leaders, together with the revisions allocated to them.
+// lost reports whether the node has lost liveness, or has restarted since boot was seen. A node whose first liveness message
+// is outstanding is not lost: the caller has heard from it as a leader. Otherwise the first clients would depose a new
+// cluster's first leaders, together with the revisions allocated to them.
 func (p *peers) lost(node keyspace.NodeID, boot keyspace.BootID) bool {
 	q := p.look(node)
 	return q.boot != 0 && (!q.alive || boot != 0 && q.boot != boot)
@@ -432,10 +433,9 @@ func (h *Host) SilentFor(node keyspace.NodeID) time.Duration {
 	return h.cfg.Clock.Now().Sub(q.healthy)
 }
 
-// Connected reports whether the node hears at least half of the other nodes, and the node
-// that leaders need (Config.Needed). For a peer its last liveness message decides, and a
-// peer that is not alive is not connected. This node stays connected until it has heard
-// fewer for a liveness timeout. A node that is not connected hands over its leaderships.
+// Connected reports whether the node hears at least half of the other nodes, and the node that leaders need (Config.Needed).
+// For a peer its last liveness message decides, and a peer that is not alive is not connected. This node stays connected until
+// it has heard fewer for longer, see updateConnectivity. A node that is not connected hands over its leaderships.
 func (h *Host) Connected(node keyspace.NodeID) bool {
 	if node == h.cfg.Node {
 		return !h.peers.isolated.Load()

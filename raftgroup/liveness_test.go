@@ -862,3 +862,39 @@ func (r *rig) cutLinks(n *testNode, others ...*testNode) {
 		}
 	})
 }
+
+// TestLivenessRidesOnceInAnInterval: where many groups send frames all the time, a liveness message goes with one of them in an interval,
+// and not with each that comes a little later or after an answer to the peer's.
+func TestLivenessRidesOnceInAnInterval(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 2, nil)
+		for _, id := range r.ids() {
+			r.nodes[id].start()
+		}
+		defer r.close()
+		interval := r.nodes[1].host.cfg.livenessInterval()
+		time.Sleep(10 * interval)
+		var sent [3]atomic.Int64
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				if m.group == 0 && m.raft == nil {
+					sent[from].Add(1)
+				}
+				return true
+			}
+		})
+		const intervals, frames = 100, 40
+		for range intervals * frames {
+			for from := keyspace.NodeID(1); from <= 2; from++ { // one and then the other
+				h := r.nodes[from].host
+				h.peers.tell(3-from, h.cfg.Clock.Now(), dueAlong)
+				time.Sleep(interval / frames / 2)
+			}
+		}
+		for from := 1; from <= 2; from++ {
+			if n := sent[from].Load(); n < intervals*9/10 || n > intervals*3/2 {
+				t.Errorf("node %d sent %d messages in %d intervals", from, n, intervals)
+			}
+		}
+	})
+}

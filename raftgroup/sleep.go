@@ -85,7 +85,7 @@ func (g *Group) giveUpLead() bool {
 }
 
 // handOver transfers leadership to a replica that others can reach if this node is
-// isolated. The next round of liveness messages retries a failed transfer.
+// isolated. The next round of the ticker retries a failed transfer.
 func (g *Group) handOver() {
 	if !g.h.peers.isolated.Load() || g.changes.transfer != nil || !g.lease.ready {
 		return
