@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -101,6 +102,7 @@ type rng struct {
 	movedAt  clock.Time      // 0: never
 	left     keyspace.NodeID // from where that took it
 	ledAt    clock.Time
+	led      keyspace.NodeID // who led it last, also while nobody does; 0: unknown
 	turnedAt clock.Time      // when another node came to lead it, whoever decided that; 0: never
 	evened   keyspace.NodeID // to which its lead went last to make leads even; 0: it went for another reason
 	mate     *rng            // the neighbour with which it is being merged, step by step
@@ -284,13 +286,16 @@ func (c *Cluster) PutRange(g Range) {
 		c.forgetSpan(r)
 		if r.Leader != 0 && g.Leader != 0 && r.Leader != g.Leader {
 			r.turnedAt = max(c.now, 1)
-			if g.Leader != r.evened {
+		}
+		if led := cmp.Or(g.Leader, r.led); led != r.led {
+			r.led = led
+			if led != r.evened {
 				r.evened = 0
 			}
 		}
 		r.Range = g
 	} else {
-		r = &rng{Range: g, slot: len(c.all), needPos: -1}
+		r = &rng{Range: g, slot: len(c.all), needPos: -1, led: g.Leader}
 		c.ranges[d.Range] = r
 		c.all = append(c.all, r)
 	}
