@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -83,6 +84,35 @@ func (m *fakeMember) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdse
 		return nil, status.Error(codes.Internal, "cut off from the others")
 	}
 	return &etcdserverpb.RangeResponse{Header: m.header()}, nil
+}
+
+// Txn takes at most three operations. Of the keys that are read, those of one byte are there.
+func (m *fakeMember) Txn(_ context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+	if len(r.Success) > 3 {
+		return nil, rpctypes.ErrGRPCTooManyOps
+	}
+	answer := &etcdserverpb.TxnResponse{Header: m.header()}
+	for _, op := range r.Success {
+		found := &etcdserverpb.RangeResponse{}
+		if key := op.GetRequestRange().GetKey(); len(key) == 1 && op.GetRequestRange().GetKeysOnly() {
+			found.Kvs = []*mvccpb.KeyValue{{Key: key, ModRevision: int64(key[0])}}
+		}
+		answer.Responses = append(answer.Responses, &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: found}})
+	}
+	return answer, nil
+}
+
+// TestWrittenBySmallTransactions: keys are looked up at a source whatever the operations that it takes in a transaction.
+func TestWrittenBySmallTransactions(t *testing.T) {
+	e := sourceAt(t, clock.System(), (&fakeMember{}).serves(t))
+	var keys [][]byte
+	var want []keyspace.Revision
+	for i := range 26 {
+		keys, want = append(keys, []byte{byte('a' + i)}, []byte("none")), append(want, keyspace.Revision('a'+i), 0)
+		if got, err := e.Data().Written(t.Context(), keys); err != nil || !slices.Equal(got, want) {
+			t.Fatalf("%v, %v, want %v", got, err, want)
+		}
+	}
 }
 
 // Watch says that everything up to revision 5 is compacted.
@@ -200,6 +230,7 @@ func TestAnotherCluster(t *testing.T) {
 		"now":       func() error { _, _, err := e.Now(ctx); return err },
 		"page":      func() error { _, err := d.Page(ctx, nil, nil, 0, 10); return err },
 		"count":     func() error { _, _, err := d.Count(ctx, nil, nil, 3); return err },
+		"written":   func() error { _, err := d.Written(ctx, [][]byte{[]byte("a")}); return err },
 		"leases":    func() error { _, err := d.Leases(ctx); return err },
 		"ttl":       func() error { _, _, err := d.TTL(ctx, 3); return err },
 		"compacted": func() error { _, err := e.Compacted(ctx); return err },

@@ -144,6 +144,21 @@ func (s *store) Count(_ context.Context, from, end []byte, rev keyspace.Revision
 	return n, rev, nil
 }
 
+func (s *store) Written(_ context.Context, keys [][]byte) ([]keyspace.Revision, error) {
+	rev, err := s.enter("written", 0)
+	if err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	written := make([]keyspace.Revision, len(keys))
+	for i, k := range keys {
+		if v := s.get(string(k), rev); v != nil {
+			written[i] = v.Mod
+		}
+	}
+	return written, nil
+}
+
 func (s *store) Leases(context.Context) ([]keyspace.LeaseID, error) {
 	if _, err := s.enter("leases", 0); err != nil {
 		return nil, err

@@ -53,29 +53,38 @@ func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) (map[
 // its lease at the target. But a key that is at the source as a version has it is attached there, so the version's lease lives.
 // One that is there no more as the version has it comes in a later revision again.
 func (m *Mirror) checkEnded(ctx context.Context, versions []mvcc.Version, living map[keyspace.LeaseID]int64) error {
-	newest := make(map[string]int, len(versions))
+	newest := make(map[string]*mvcc.Version, len(versions))
 	for i := range versions {
-		newest[string(versions[i].Key)] = i
+		newest[string(versions[i].Key)] = &versions[i]
 	}
+	ended := slices.DeleteFunc(slices.Collect(maps.Values(newest)), func(v *mvcc.Version) bool {
+		_, lives := living[v.Lease]
+		return lives || v.Lease == 0
+	})
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(endedLookups)
-	for i := range versions {
-		v := &versions[i]
-		if _, lives := living[v.Lease]; lives || v.Lease == 0 || newest[string(v.Key)] != i {
-			continue
-		}
+	for some := range slices.Chunk(ended, diff.LookupKeys) {
 		g.Go(func() error {
-			p, err := m.o.SourceData.Page(ctx, v.Key, keyspace.Next(v.Key), 0, 1)
-			if err == nil && len(p.Keys) == 1 && p.Keys[0].Mod == v.Mod {
-				err = fmt.Errorf("lease %x of key %q: %w", int64(v.Lease), v.Key, errLeaseLives)
+			keys := make([][]byte, len(some))
+			for i, v := range some {
+				keys[i] = v.Key
 			}
-			return err
+			written, err := m.o.SourceData.Written(ctx, keys)
+			if err != nil {
+				return err
+			}
+			for i, v := range some {
+				if written[i] == v.Mod {
+					return fmt.Errorf("lease %x of key %q: %w", int64(v.Lease), v.Key, errLeaseLives)
+				}
+			}
+			return nil
 		})
 	}
 	return g.Wait()
 }
 
-// endedLookups is how many keys checkEnded reads at a time.
+// endedLookups is how many requests of checkEnded are under way at a time.
 const endedLookups = 32
 
 // forgetLeases has all TTLs looked up anew: a lease may have ended, and its id be granted again with another one.

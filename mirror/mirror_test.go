@@ -781,6 +781,37 @@ func TestLeaseThatIsSaidToHaveEnded(t *testing.T) {
 	}
 }
 
+// TestKeysOfLeasesThatEnded: of however many keys, one that is at the source as a version has it shows that the version's lease lives.
+// One that is gone, or was written again, does not.
+func TestKeysOfLeasesThatEnded(t *testing.T) {
+	const keys = 2*diff.LookupKeys + 50
+	for _, stays := range []int{-1, 0, diff.LookupKeys - 1, diff.LookupKeys, keys - 1} {
+		s := newSource(1)
+		var versions []mvcc.Version
+		for i := range keys {
+			key := fmt.Sprintf("k%03d", i)
+			for range 2 {
+				versions = append(versions, *s.get(key, s.txn(op{key, "v", keyspace.LeaseID(i + 1)})))
+			}
+			switch {
+			case i == stays:
+			case i%2 == 0:
+				s.txn(op{key, "", 0})
+			default:
+				s.txn(op{key, "again", 0})
+			}
+		}
+		m := &Mirror{o: Options{SourceData: s}}
+		err := m.checkEnded(t.Context(), versions, map[keyspace.LeaseID]int64{})
+		if errors.Is(err, errLeaseLives) != (stays >= 0) || stays >= 0 && !strings.Contains(err.Error(), fmt.Sprintf("key %q", fmt.Sprintf("k%03d", stays))) {
+			t.Errorf("key %d stays: %v", stays, err)
+		}
+		if err := m.checkEnded(t.Context(), versions, map[keyspace.LeaseID]int64{keyspace.LeaseID(stays + 1): 60}); err != nil {
+			t.Errorf("key %d stays and its lease lives: %v", stays, err)
+		}
+	}
+}
+
 // TestSweepBesideCutover: the target checks users before the answer to the cut-over has come, and leases are to be taken back
 // just then.
 func TestSweepBesideCutover(t *testing.T) {

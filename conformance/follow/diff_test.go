@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,16 @@ func TestDiff(t *testing.T) {
 	r, err := diff.Compare(ctx, a, b, diff.Options{})
 	if err != nil || !r.Equal() || r.KeysA != 300 || r.KeysB != 300 || r.LeasesA != 1 || r.RevisionA != keyspace.Revision(before) {
 		t.Fatalf("%+v, %v", r, err)
+	}
+	// As many keys as may be looked up at once, whose values would be too large for the small one.
+	keys, written := make([][]byte, diff.LookupKeys), make([]keyspace.Revision, diff.LookupKeys)
+	for i := range keys {
+		keys[i], written[i] = fmt.Appendf(nil, "a%03d", i), keyspace.Revision(i)+2
+	}
+	keys[5], written[5] = []byte("none"), 0
+	keys[7], written[7] = []byte("b007"), keyspace.Revision(before)
+	if got, err := b.Written(ctx, keys); err != nil || !slices.Equal(got, written) {
+		t.Errorf("%v, %v, want %v", got, err, written)
 	}
 	put("b007", "w2")
 	put("c", "new")

@@ -204,6 +204,10 @@ func (t *target) Lookup(_ context.Context, keys [][]byte, rev keyspace.Revision)
 	return out, err
 }
 
+func (t *target) Written(context.Context, [][]byte) ([]keyspace.Revision, error) {
+	panic("keys are looked up at the source alone")
+}
+
 func (t *target) Count(_ context.Context, _, _ []byte, rev keyspace.Revision) (n int64, at keyspace.Revision, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,6 +21,9 @@ import (
 // PageKeys is the largest number of keys in a page.
 const PageKeys = 1000
 
+// LookupKeys is the largest number of keys that are looked up at once. An etcd takes transactions of 128 operations by default.
+const LookupKeys = 100
+
 // pageBytes is the size that a page should have at most. The next page asks for fewer keys
 // after one that was larger.
 const pageBytes = 4 << 20
@@ -40,6 +43,9 @@ type Reader interface {
 	Page(ctx context.Context, from, end []byte, revision keyspace.Revision, limit int) (Page, error)
 	// Count returns the number of keys in [from, end) at a revision, and that revision.
 	Count(ctx context.Context, from, end []byte, revision keyspace.Revision) (int64, keyspace.Revision, error)
+	// Written returns, for each of at most LookupKeys different keys, the revision in which it was last written, 0 for one that is not there.
+	// They are read linearizably.
+	Written(ctx context.Context, keys [][]byte) ([]keyspace.Revision, error)
 	// Leases returns the ids of all leases.
 	Leases(ctx context.Context) ([]keyspace.LeaseID, error)
 	// TTL returns the granted TTL of a lease in seconds, and whether the lease exists. Behind a restart of its leader an
@@ -151,6 +157,38 @@ func (e *Endpoint) Count(ctx context.Context, from, end []byte, revision keyspac
 		revision = keyspace.Revision(r.Header.Revision)
 	}
 	return r.Count, revision, nil
+}
+
+// Written implements Reader. Where a side takes smaller transactions, it makes some.
+func (e *Endpoint) Written(ctx context.Context, keys [][]byte) ([]keyspace.Revision, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	gets := make([]clientv3.Op, len(keys))
+	for i, k := range keys {
+		gets[i] = clientv3.OpGet(string(k), clientv3.WithKeysOnly())
+	}
+	r, err := e.c.Txn(ctx).Then(gets...).Commit()
+	if half := len(keys) / 2; errors.Is(err, rpctypes.ErrTooManyOps) && half > 0 {
+		a, err := e.Written(ctx, keys[:half])
+		if err != nil {
+			return nil, err
+		}
+		b, err := e.Written(ctx, keys[half:])
+		return append(a, b...), err
+	}
+	if err == nil && len(r.Responses) != len(keys) {
+		err = fmt.Errorf("%d answers", len(r.Responses))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %d keys: %w", len(keys), err)
+	}
+	written := make([]keyspace.Revision, len(keys))
+	for i := range r.Responses {
+		if kvs := r.Responses[i].GetResponseRange().GetKvs(); len(kvs) == 1 {
+			written[i] = keyspace.Revision(kvs[0].ModRevision)
+		}
+	}
+	return written, nil
 }
 
 // Leases implements Reader.
