@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // backupOptions are the command line of the measure.
@@ -252,11 +254,11 @@ func (o *backupOptions) writeBeside(runs map[string][]figureSet) {
 	if limit == "" {
 		limit = "its default"
 	}
-	t := newTable(fmt.Sprintf("%.0f puts/s", o.rate), "alone: all", "beside backups: all", "beside / alone: median (lowest to highest)", "bar")
+	t := table.New(fmt.Sprintf("%.0f puts/s", o.rate), "alone: all", "beside backups: all", "beside / alone: median (lowest to highest)", "bar")
 	for _, row := range []barred{{besideP50, ""}, {besideP99, "≤ 1.2"}, {besideRate, ""}} {
 		alone, beside := column(runs[aloneSide], row.name), column(runs[besideSide], row.name)
-		t.add(row.name, figures(alone, "%.2f"), figures(beside, "%.2f"), spread(beside, alone), row.bar)
+		t.Add(row.name, table.Figures(alone, "%.2f"), table.Figures(beside, "%.2f"), table.Spread(beside, alone), row.bar)
 	}
-	t.add(besideBytes, "", figures(column(runs[besideSide], besideBytes), "%.1f"))
-	t.write(os.Stdout, "Puts with backups beside them, at --rate "+limit)
+	t.Add(besideBytes, "", table.Figures(column(runs[besideSide], besideBytes), "%.1f"))
+	t.Write(os.Stdout, "Puts with backups beside them, at --rate "+limit)
 }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // buildsOptions are the command line of the measure.
@@ -124,7 +126,7 @@ func writeBuilds(o buildsOptions, names []string, runs map[string]map[string][]b
 		name, format string
 		of           func(buildRun) float64
 	}{{"µs", "%.1f", buildRun.servers}, {"in units of loadtest's", "%.2f", buildRun.inLoadtest}} {
-		t := newTable("servers' CPU per operation, "+unit.name, beforeSide, twiceSide, nowSide, "now / before: median (lowest to highest)", "again / before")
+		t := table.New("servers' CPU per operation, "+unit.name, beforeSide, twiceSide, nowSide, "now / before: median (lowest to highest)", "again / before")
 		for _, name := range names {
 			by := map[string][]float64{}
 			for side, of := range runs[name] {
@@ -135,15 +137,15 @@ func writeBuilds(o buildsOptions, names []string, runs map[string]map[string][]b
 			// Both clusters of the other commit say what it costs.
 			var both []float64
 			for i := range min(len(by[beforeSide]), len(by[twiceSide])) {
-				both = append(both, mean(by[beforeSide][i], by[twiceSide][i]))
+				both = append(both, table.Mean(by[beforeSide][i], by[twiceSide][i]))
 			}
 			row := []string{name}
 			for _, side := range buildSides {
-				row = append(row, figures(by[side], unit.format))
+				row = append(row, table.Figures(by[side], unit.format))
 			}
-			t.add(append(row, precise(by[nowSide], both), precise(by[twiceSide], by[beforeSide]))...)
+			t.Add(append(row, precise(by[nowSide], both), precise(by[twiceSide], by[beforeSide]))...)
 		}
-		t.write(os.Stdout, fmt.Sprintf("This tree against %s; the ratio is that to the mean of its two clusters", o.before))
+		t.Write(os.Stdout, fmt.Sprintf("This tree against %s; the ratio is that to the mean of its two clusters", o.before))
 	}
 }
 
@@ -156,7 +158,7 @@ func precise(a, b []float64) string {
 	if len(ratios) == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.3f (%.3f to %.3f)", median(ratios), slices.Min(ratios), slices.Max(ratios))
+	return fmt.Sprintf("%.3f (%.3f to %.3f)", table.Median(ratios), slices.Min(ratios), slices.Max(ratios))
 }
 
 // costs loads a cluster once, and returns the processor time for each operation, the servers' with the

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // bulkOptions are the command line of the measure.
@@ -210,7 +212,7 @@ func (o *bulkOptions) fill(ctx context.Context, c *cluster, s bulkSide, clients 
 	f[bulkRest] = time.Since(ended).Seconds()
 	all, _, err := c.restingMemory(ctx, bulkSettle, bulkPause)
 	if err == nil {
-		f[bulkFull] = mean(all...)
+		f[bulkFull] = table.Mean(all...)
 	}
 	return err
 }
@@ -274,6 +276,6 @@ func (o *bulkOptions) whole(ctx context.Context, c *cluster, client *clientv3.Cl
 		return err
 	}
 	_, taken, err := sizeOf(filepath.Join(c.dir, nodeName(0)))
-	f[bulkEnd], f[bulkEndAnon], f[bulkDisk] = mean(all...), mean(anonymous...), float64(taken)/mebibyte
+	f[bulkEnd], f[bulkEndAnon], f[bulkDisk] = table.Mean(all...), table.Mean(anonymous...), float64(taken)/mebibyte
 	return err
 }

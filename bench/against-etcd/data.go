@@ -19,6 +19,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // stored is the data that measures of data in and out begin with.
@@ -276,7 +278,7 @@ type barred struct{ name, bar string }
 
 // writeBarred prints the figures of all runs, their medians and bars. Figures that no run has are left out.
 func writeBarred(out io.Writer, caption, of string, runs []figureSet, rows []barred) {
-	t := newTable(of, "every run", "median", "bar")
+	t := table.New(of, "every run", "median", "bar")
 	for _, row := range rows {
 		var all []float64
 		for _, f := range runs {
@@ -285,10 +287,10 @@ func writeBarred(out io.Writer, caption, of string, runs []figureSet, rows []bar
 			}
 		}
 		if len(all) > 0 {
-			t.add(row.name, strings.Join(numbers(all), " "), number(median(all)), row.bar)
+			t.Add(row.name, strings.Join(table.Numbers(all), " "), table.Number(table.Median(all)), row.bar)
 		}
 	}
-	t.write(out, caption)
+	t.Write(out, caption)
 }
 
 // numberIn reads the number before a word of a text, as in "3 records".

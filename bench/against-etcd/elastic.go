@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/skeindb/skein/bench/against-etcd/rawwatch"
 )
 
 // keepRanges are flags of nodes that keep the ranges as the measure has made them,
@@ -84,7 +86,7 @@ func inParallel(ctx context.Context, n, atOnce int, do func(context.Context, int
 type admin struct{ conn *grpc.ClientConn }
 
 func (c *cluster) admin(i int) (*admin, error) {
-	conn, err := connectRaw(c.clientURL(i))
+	conn, err := rawwatch.Connect(c.clientURL(i))
 	return &admin{conn}, err
 }
 
@@ -152,11 +154,11 @@ func (a *admin) operations(ctx context.Context) ([]uint64, error) {
 
 // operationIDs reads the ids of the operations in an answer's first field.
 func operationIDs(answer []byte) (ids []uint64, err error) {
-	err = eachField(answer, func(n protowire.Number, _ uint64, operation []byte) error {
+	err = rawwatch.EachField(answer, func(n protowire.Number, _ uint64, operation []byte) error {
 		if n != 1 {
 			return nil
 		}
-		return eachField(operation, func(n protowire.Number, v uint64, _ []byte) error {
+		return rawwatch.EachField(operation, func(n protowire.Number, v uint64, _ []byte) error {
 			if n == 1 {
 				ids = append(ids, v)
 			}

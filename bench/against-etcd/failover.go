@@ -13,6 +13,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // failoverOptions are the command line of the measure.
@@ -339,8 +341,8 @@ func (l *steadyLoad) tell() {
 }
 
 func writeFailover(o failoverOptions, kills []killed) {
-	t := newTable("kill", "node", "ranges it led", "most of one node", "longest gap, ms", "shortest of the ranges, ms", "after its return, ms")
-	sums := newTable("longest gap after a kill, ms", "kills", "median", "lowest", "highest", "over 2 s", "highest after a return")
+	t := table.New("kill", "node", "ranges it led", "most of one node", "longest gap, ms", "shortest of the ranges, ms", "after its return, ms")
+	sums := table.New("longest gap after a kill, ms", "kills", "median", "lowest", "highest", "over 2 s", "highest after a return")
 	for _, side := range []string{etcdSide, skeinSide} {
 		var worst, back []float64
 		over := 0
@@ -359,16 +361,16 @@ func writeFailover(o failoverOptions, kills []killed) {
 			if k.Led >= 0 {
 				ledText, mostText = fmt.Sprint(k.Led), fmt.Sprint(k.Most)
 			}
-			t.add(fmt.Sprintf("%s %d", side, len(worst)), nodeName(k.Node), ledText, mostText,
+			t.Add(fmt.Sprintf("%s %d", side, len(worst)), nodeName(k.Node), ledText, mostText,
 				fmt.Sprintf("%.0f", millis(most)), fmt.Sprintf("%.0f", millis(least)), fmt.Sprintf("%.0f", millis(after)))
 		}
 		if len(worst) > 0 {
-			sums.add(side, fmt.Sprint(len(worst)), fmt.Sprintf("%.0f", median(worst)), fmt.Sprintf("%.0f", slices.Min(worst)),
+			sums.Add(side, fmt.Sprint(len(worst)), fmt.Sprintf("%.0f", table.Median(worst)), fmt.Sprintf("%.0f", slices.Min(worst)),
 				fmt.Sprintf("%.0f", slices.Max(worst)), fmt.Sprint(over), fmt.Sprintf("%.0f", slices.Max(back)))
 		}
 	}
-	t.write(os.Stdout, fmt.Sprintf("kill -9 of the leader (Skein: of placement), %d ranges, %g puts a second to each range at each of %d endpoints", o.ranges, o.rate, nodes))
-	sums.write(os.Stdout, "The longest gap of any range, over all kills; the target is ≤ 2 s")
+	t.Write(os.Stdout, fmt.Sprintf("kill -9 of the leader (Skein: of placement), %d ranges, %g puts a second to each range at each of %d endpoints", o.ranges, o.rate, nodes))
+	sums.Write(os.Stdout, "The longest gap of any range, over all kills; the target is ≤ 2 s")
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

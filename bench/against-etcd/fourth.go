@@ -13,6 +13,8 @@ import (
 	"sort"
 	"strings"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // fourthOptions are the command line of the measure.
@@ -291,7 +293,7 @@ func holding(list []rangeState, n int) held {
 func within(v, mean, one float64) bool { return math.Abs(v-mean) <= max(shareBand*mean, one) }
 
 func (h *held) text() string {
-	return fmt.Sprintf("MiB %s, leaders %v", figures(h.Bytes, "%.0f"), h.Leaders)
+	return fmt.Sprintf("MiB %s, leaders %v", table.Figures(h.Bytes, "%.0f"), h.Leaders)
 }
 
 // least is a lower bound of the moves of replicas, and of leaders, that bring each
@@ -356,7 +358,7 @@ func ofKind(decisions map[string]float64, kind string) (n int) {
 }
 
 func writeFourth(o fourthOptions, t *taken) {
-	nodesTable := newTable("", "MiB before", "MiB then", "of the mean", "leaders before", "leaders then", "of the mean")
+	nodesTable := table.New("", "MiB before", "MiB then", "of the mean", "leaders before", "leaders then", "of the mean")
 	var sum, leaders float64
 	for i := range t.After.Bytes {
 		sum += t.After.Bytes[i]
@@ -366,28 +368,28 @@ func writeFourth(o fourthOptions, t *taken) {
 	for i := range t.After.Bytes {
 		before, leadersBefore := "", ""
 		if i < len(t.Before.Bytes) {
-			before, leadersBefore = number(t.Before.Bytes[i]), fmt.Sprint(t.Before.Leaders[i])
+			before, leadersBefore = table.Number(t.Before.Bytes[i]), fmt.Sprint(t.Before.Leaders[i])
 		}
-		nodesTable.add(nodeName(i), before, number(t.After.Bytes[i]), fmt.Sprintf("%.3f", t.After.Bytes[i]*n/sum),
+		nodesTable.Add(nodeName(i), before, table.Number(t.After.Bytes[i]), fmt.Sprintf("%.3f", t.After.Bytes[i]*n/sum),
 			leadersBefore, fmt.Sprint(t.After.Leaders[i]), fmt.Sprintf("%.3f", float64(t.After.Leaders[i])*n/leaders))
 	}
-	nodesTable.write(os.Stdout, fmt.Sprintf("A fourth node joins: %d ranges, the largest %d times the smallest, %g puts a second", o.ranges, o.spread, o.rate))
-	s := newTable("", "", "target")
-	s.add("all within max(5 %, one range) of the mean in the end", fmt.Sprint(t.After.Even), "true")
-	s.add("moves of replicas", fmt.Sprint(t.Moves), fmt.Sprintf("≤ %.1f", float64(t.Least)*(1+movesBeyond)))
-	s.add("the least that would do", fmt.Sprint(t.Least))
-	s.add("replicas that are elsewhere than before", fmt.Sprint(t.Net))
-	s.add("changes of leaders without a move", fmt.Sprint(t.Leads))
-	s.add("leaders that the new node needs at least", fmt.Sprint(t.LeastLeads))
-	s.add("joined, s after its start", number(t.Joined.Seconds()))
-	s.add("within the bands for good, s after its start", number(t.Even.Seconds()))
-	s.add("last operation, s after its start", number(t.Last.Seconds()))
-	s.add(fmt.Sprintf("decisions in %v behind the end", o.watch), fmt.Sprint(ofKind(t.Afterwards, "")), "0")
-	s.add("puts that failed", fmt.Sprint(t.Failed))
-	s.write(os.Stdout, "What it took")
-	d := newTable("decisions", "all", "behind the end")
+	nodesTable.Write(os.Stdout, fmt.Sprintf("A fourth node joins: %d ranges, the largest %d times the smallest, %g puts a second", o.ranges, o.spread, o.rate))
+	s := table.New("", "", "target")
+	s.Add("all within max(5 %, one range) of the mean in the end", fmt.Sprint(t.After.Even), "true")
+	s.Add("moves of replicas", fmt.Sprint(t.Moves), fmt.Sprintf("≤ %.1f", float64(t.Least)*(1+movesBeyond)))
+	s.Add("the least that would do", fmt.Sprint(t.Least))
+	s.Add("replicas that are elsewhere than before", fmt.Sprint(t.Net))
+	s.Add("changes of leaders without a move", fmt.Sprint(t.Leads))
+	s.Add("leaders that the new node needs at least", fmt.Sprint(t.LeastLeads))
+	s.Add("joined, s after its start", table.Number(t.Joined.Seconds()))
+	s.Add("within the bands for good, s after its start", table.Number(t.Even.Seconds()))
+	s.Add("last operation, s after its start", table.Number(t.Last.Seconds()))
+	s.Add(fmt.Sprintf("decisions in %v behind the end", o.watch), fmt.Sprint(ofKind(t.Afterwards, "")), "0")
+	s.Add("puts that failed", fmt.Sprint(t.Failed))
+	s.Write(os.Stdout, "What it took")
+	d := table.New("decisions", "all", "behind the end")
 	for _, labels := range slices.Sorted(maps.Keys(t.Decisions)) {
-		d.add(strings.Trim(labels, "{}"), number(t.Decisions[labels]), number(t.Afterwards[labels]))
+		d.Add(strings.Trim(labels, "{}"), table.Number(t.Decisions[labels]), table.Number(t.Afterwards[labels]))
 	}
-	d.write(os.Stdout, "Decisions by reason and kind")
+	d.Write(os.Stdout, "Decisions by reason and kind")
 }

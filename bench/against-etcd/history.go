@@ -10,6 +10,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/rawwatch"
 )
 
 // historyOptions are the command line of the measure.
@@ -125,7 +127,7 @@ func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total,
 func follow(ctx context.Context, endpoint string, total, value int) (first, whole time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, historyLimit)
 	defer cancel()
-	conn, err := connectRaw(endpoint)
+	conn, err := rawwatch.Connect(endpoint)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -149,9 +151,9 @@ func follow(ctx context.Context, endpoint string, total, value int) (first, whol
 	request := &pb.WatchCreateRequest{
 		Key: []byte(historyPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(historyPrefix)), StartRevision: 1,
 	}
-	stream, err := openRaw(ctx, conn, request, 1, take, event)
+	stream, err := rawwatch.Open(ctx, conn, request, 1, take, event)
 	if err == nil {
-		err = stream.receive()
+		err = stream.Receive()
 	}
 	switch {
 	case had > total || short > 0:

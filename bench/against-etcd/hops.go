@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // The kinds of runs: the client's place, relative to the leaders.
@@ -58,7 +60,7 @@ func (p pairs) of(side string, wanted func(latencyRun) bool, value func(latencyR
 		case !seen:
 			return all
 		case len(these) > 0:
-			all = append(all, mean(these...))
+			all = append(all, table.Mean(these...))
 		}
 	}
 }
@@ -99,26 +101,26 @@ func writeLatencies(out io.Writer, o latencyOptions, runs pairs) {
 }
 
 func writeEveryRun(out io.Writer, o latencyOptions, runs pairs) {
-	t := newTable("pair, side", "leads range", "leads", "n1", "n2", "n3")
+	t := table.New("pair, side", "leads range", "leads", "n1", "n2", "n3")
 	for i, r := range runs {
 		if r.Side == emptySide {
-			t.add(fmt.Sprintf("%d %s", r.Pair+1, r.Side), "", "", number(r.P50))
+			t.Add(fmt.Sprintf("%d %s", r.Pair+1, r.Side), "", "", table.Number(r.P50))
 			continue
 		}
 		if r.Endpoint > 0 {
 			continue // in the row of the first
 		}
-		t.add(fmt.Sprintf("%d %s", r.Pair+1, r.Side), nodeName(r.Range), nodeName(r.Leader),
-			number(r.P50), number(runs[i+1].P50), number(runs[i+2].P50))
+		t.Add(fmt.Sprintf("%d %s", r.Pair+1, r.Side), nodeName(r.Range), nodeName(r.Leader),
+			table.Number(r.P50), table.Number(runs[i+1].P50), table.Number(runs[i+2].P50))
 	}
-	t.write(out, fmt.Sprintf("One client, one connection, %d puts at each endpoint: p50 in µs; \"leads\" is etcd's leader, or leads placement", o.puts))
+	t.Write(out, fmt.Sprintf("One client, one connection, %d puts at each endpoint: p50 in µs; \"leads\" is etcd's leader, or leads placement", o.puts))
 }
 
 func writeMedians(out io.Writer, runs pairs) {
-	t := newTable("p50, µs", "median of the pairs", "all")
+	t := table.New("p50, µs", "median of the pairs", "all")
 	row := func(name string, v []float64) {
 		if len(v) > 0 {
-			t.add(name, number(median(v)), figures(v, "%.0f"))
+			t.Add(name, table.Number(table.Median(v)), table.Figures(v, "%.0f"))
 		}
 	}
 	row(kindEmpty, runs.of(emptySide, anyRun, p50))
@@ -132,20 +134,20 @@ func writeMedians(out io.Writer, runs pairs) {
 	row("Skein: mean of the endpoints, range led beside placement", beside)
 	row("Skein: mean of the endpoints, range led elsewhere", apart)
 	row("Skein: mean of the endpoints, a third of the ranges beside placement", evenly(beside, apart))
-	t.write(out, "By who leads what")
+	t.Write(out, "By who leads what")
 }
 
 func writeRatios(out io.Writer, runs pairs) {
-	t := newTable("Skein / etcd, p50", "median (lowest to highest)", "target")
+	t := table.New("Skein / etcd, p50", "median (lowest to highest)", "target")
 	leader, every := runs.of(etcdSide, isKind(kindLeader), p50), runs.of(etcdSide, anyRun, p50)
 	both := runs.of(skeinSide, isKind(kindBoth), p50)
 	beside, apart := runs.of(skeinSide, besideRun, p50), runs.of(skeinSide, apartRun, p50)
-	t.add(kindBoth+" / etcd's leader", spread(both, leader), "≤ 1")
-	t.add(kindBoth+" / mean of etcd's endpoints", spread(both, every), "")
-	t.add("mean of the endpoints, range led beside placement / mean of etcd's", spread(beside, every), "≤ 1.5")
-	t.add("mean of the endpoints, range led elsewhere / mean of etcd's", spread(apart, every), "")
-	t.add("mean of the endpoints, a third of the ranges beside placement / mean of etcd's", spread(evenly(beside, apart), every), "≤ 1.5")
-	t.write(out, "Ratios within the pairs")
+	t.Add(kindBoth+" / etcd's leader", table.Spread(both, leader), "≤ 1")
+	t.Add(kindBoth+" / mean of etcd's endpoints", table.Spread(both, every), "")
+	t.Add("mean of the endpoints, range led beside placement / mean of etcd's", table.Spread(beside, every), "≤ 1.5")
+	t.Add("mean of the endpoints, range led elsewhere / mean of etcd's", table.Spread(apart, every), "")
+	t.Add("mean of the endpoints, a third of the ranges beside placement / mean of etcd's", table.Spread(evenly(beside, apart), every), "≤ 1.5")
+	t.Write(out, "Ratios within the pairs")
 }
 
 // writeHops prints a hop's time as the difference of two cases that differ only in it.
@@ -155,10 +157,10 @@ func writeHops(out io.Writer, runs pairs) {
 	if len(both) == 0 || len(three) == 0 {
 		return
 	}
-	whole := median(three)
-	t := newTable("hop", "µs", "of a put over three nodes", "how")
+	whole := table.Median(three)
+	t := table.New("hop", "µs", "of a put over three nodes", "how")
 	row := func(name string, v []float64, how string) {
-		t.add(name, number(median(v)), fmt.Sprintf("%.0f %%", median(v)/whole*100), how)
+		t.Add(name, table.Number(table.Median(v)), fmt.Sprintf("%.0f %%", table.Median(v)/whole*100), how)
 	}
 	empty := runs.of(emptySide, anyRun, p50)
 	row("client and gRPC", empty, kindEmpty)
@@ -167,7 +169,7 @@ func writeHops(out io.Writer, runs pairs) {
 	row("range's leader to the sequencer and back", minus(get(kindRange), both), "leads the range alone − leads both")
 	row("both of these, seen at placement's leader", minus(get(kindPlacement), both), "leads placement alone − leads both")
 	row("whole, over three nodes", three, kindThree)
-	t.write(out, "What each hop takes, from differences of p50")
+	t.Write(out, "What each hop takes, from differences of p50")
 }
 
 // writeStages prints the same from the nodes' own histograms, whose means add up.
@@ -185,7 +187,7 @@ func writeStages(out io.Writer, runs pairs) {
 		{"beside it: own log of the range's leader", func(r latencyRun) float64 { return r.Stages.Append }},
 	}
 	kinds := []string{kindBoth, kindNeither, kindRange, kindPlacement, kindThree}
-	t := newTable(append([]string{"part"}, kinds...)...)
+	t := table.New(append([]string{"part"}, kinds...)...)
 	for _, p := range parts {
 		row := []string{p.name}
 		for _, kind := range kinds {
@@ -194,10 +196,10 @@ func writeStages(out io.Writer, runs pairs) {
 				row = append(row, "")
 				continue
 			}
-			whole := median(runs.of(skeinSide, isKind(kind), func(r latencyRun) float64 { return r.Mean }))
-			row = append(row, fmt.Sprintf("%s (%.0f %%)", number(median(v)), median(v)/whole*100))
+			whole := table.Median(runs.of(skeinSide, isKind(kind), func(r latencyRun) float64 { return r.Mean }))
+			row = append(row, fmt.Sprintf("%s (%.0f %%)", table.Number(table.Median(v)), table.Median(v)/whole*100))
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
-	t.write(out, "Skein's parts of a put by its own histograms: means in µs, and shares of the whole")
+	t.Write(out, "Skein's parts of a put by its own histograms: means in µs, and shares of the whole")
 }

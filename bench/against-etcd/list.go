@@ -12,6 +12,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/time/rate"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // listOptions are the command line of the measure.
@@ -151,7 +153,7 @@ func (o *listOptions) pageThrough(ctx context.Context, clients [nodes]*clientv3.
 }
 
 func writeLists(o *listOptions, runs []listRun) {
-	t := newTable(fmt.Sprintf("%d keys, pages of %d", o.keys, o.page), etcdSide, skeinSide, "Skein / etcd: median (lowest to highest)", "target")
+	t := table.New(fmt.Sprintf("%d keys, pages of %d", o.keys, o.page), etcdSide, skeinSide, "Skein / etcd: median (lowest to highest)", "target")
 	of := func(side string, f func(listRun) float64) (all []float64) {
 		for _, r := range runs {
 			if r.Side == side {
@@ -172,7 +174,7 @@ func writeLists(o *listOptions, runs []listRun) {
 		{"puts meanwhile", "%.0f", "", func(r listRun) float64 { return float64(r.Puts) }},
 	} {
 		etcd, skein := of(etcdSide, m.f), of(skeinSide, m.f)
-		t.add(m.name, figures(etcd, m.format), figures(skein, m.format), spread(skein, etcd), m.target)
+		t.Add(m.name, table.Figures(etcd, m.format), table.Figures(skein, m.format), table.Spread(skein, etcd), m.target)
 	}
-	t.write(os.Stdout, fmt.Sprintf("Lists at a revision of %s before, over %d ranges of Skein, %.0f puts a second beside them", o.age, o.ranges, o.rate))
+	t.Write(os.Stdout, fmt.Sprintf("Lists at a revision of %s before, over %d ranges of Skein, %.0f puts a second beside them", o.age, o.ranges, o.rate))
 }

@@ -28,6 +28,7 @@
 //	go run . snapshot
 //	go run . mirror
 //	go run . kubernetes
+//	go run . apiserver
 //	go run . scale
 //	go run . bulk
 //	go run . attach
@@ -95,6 +96,7 @@ var measures = []measure{
 	{"snapshot", "Maintenance.Snapshot: time, and memory of each node", snapshotFlags},
 	{"mirror", "an etcd under load mirrored into three new nodes, and the cut-over", mirrorFlags},
 	{"kubernetes", "what the API servers of a large Kubernetes cluster do, by kind, and the CPU that it costs", kubeFlags},
+	{"apiserver", "creates, renewals of leases and deletes through a kube-apiserver on each side, and the CPU that they cost", apiserverFlags},
 	{"scale", "CPU of a put in clusters of 3 to 9 nodes, and with 1 to 4,096 ranges", scaleFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 	{"bulk", "a large store of one node: filled by txns of 100 puts, then gets, puts, pages, counts; memory and disk", bulkFlags},

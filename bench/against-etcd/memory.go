@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // memoryOptions are the command line of the measure.
@@ -71,7 +73,7 @@ func (o *memoryOptions) run(ctx context.Context, c *cluster) (figureSet, error) 
 		return nil, err
 	}
 	return figureSet{
-		memoryEmpty: mean(empty...), memoryMean: mean(all...), memoryLargest: slices.Max(all), memoryAnon: mean(anonymous...),
+		memoryEmpty: table.Mean(empty...), memoryMean: table.Mean(all...), memoryLargest: slices.Max(all), memoryAnon: table.Mean(anonymous...),
 	}, nil
 }
 

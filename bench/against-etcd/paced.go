@@ -16,6 +16,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/bench/against-etcd/rawwatch"
 )
 
 // A pace describes a load of puts: their keys and clients.
@@ -92,7 +94,7 @@ func (p pace) start(ctx context.Context) (*pacedLoad, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &pacedLoad{pace: p, cancel: cancel}
 	for i := range p.conns {
-		conn, err := connectRaw(p.endpoints[i%len(p.endpoints)])
+		conn, err := rawwatch.Connect(p.endpoints[i%len(p.endpoints)])
 		if err != nil {
 			l.stop()
 			return nil, err
@@ -243,7 +245,7 @@ func (p pace) fill(ctx context.Context, size func(key int) int) error {
 		}
 	}()
 	for i := range p.conns {
-		conn, err := connectRaw(p.endpoints[i%len(p.endpoints)])
+		conn, err := rawwatch.Connect(p.endpoints[i%len(p.endpoints)])
 		if err != nil {
 			return err
 		}

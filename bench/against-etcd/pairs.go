@@ -11,6 +11,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // figureSet are figures of one run by name; all runs of a side have the same names.
@@ -49,15 +51,15 @@ func column(runs []figureSet, name string) []float64 {
 // writePairs prints every run, the medians and the ratios within the pairs, for the
 // figures with these names.
 func writePairs(out io.Writer, caption string, runs map[string][]figureSet, names []string) {
-	t := newTable(caption, "etcd: all", "Skein: all", "etcd: median", "Skein: median", "Skein / etcd: median (lowest to highest)")
+	t := table.New(caption, "etcd: all", "Skein: all", "etcd: median", "Skein: median", "Skein / etcd: median (lowest to highest)")
 	for _, name := range names {
 		a, b := column(runs[etcdSide], name), column(runs[skeinSide], name)
 		if len(a) == 0 || len(b) == 0 {
 			continue
 		}
-		t.add(name, strings.Join(numbers(a), " "), strings.Join(numbers(b), " "), number(median(a)), number(median(b)), spread(b, a))
+		t.Add(name, strings.Join(table.Numbers(a), " "), strings.Join(table.Numbers(b), " "), table.Number(table.Median(a)), table.Number(table.Median(b)), table.Spread(b, a))
 	}
-	t.write(out, "Every run, medians, and the ratios within the pairs")
+	t.Write(out, "Every run, medians, and the ratios within the pairs")
 }
 
 // writeSides prints the medians of several sides with every run, and the ratios to the first side within the pairs.
@@ -66,30 +68,22 @@ func writeSides(out io.Writer, caption string, sides []string, runs map[string][
 	for _, side := range sides[1:] {
 		head = append(head, side+" / "+sides[0])
 	}
-	t := newTable(head...)
+	t := table.New(head...)
 	for _, name := range names {
 		row, ratios, first := []string{name}, []string(nil), column(runs[sides[0]], name)
 		for _, side := range sides {
 			all := column(runs[side], name)
-			cell, ratio := number(median(all)), spread(all, first)
+			cell, ratio := table.Number(table.Median(all)), table.Spread(all, first)
 			if len(all) > 1 {
-				cell += " (" + strings.Join(numbers(all), " ") + ")"
+				cell += " (" + strings.Join(table.Numbers(all), " ") + ")"
 			} else {
 				ratio, _, _ = strings.Cut(ratio, " ")
 			}
 			row, ratios = append(row, cell), append(ratios, ratio)
 		}
-		t.add(append(row, ratios[1:]...)...)
+		t.Add(append(row, ratios[1:]...)...)
 	}
-	t.write(out, "Medians, in parentheses every run, and the ratios within the pairs: median (lowest to highest)")
-}
-
-func numbers(of []float64) []string {
-	var texts []string
-	for _, v := range of {
-		texts = append(texts, number(v))
-	}
-	return texts
+	t.Write(out, "Medians, in parentheses every run, and the ratios within the pairs: median (lowest to highest)")
 }
 
 // ratio adds the quotient of two figures to each run.

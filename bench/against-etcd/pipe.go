@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // pipeOptions are the command line of the measure.
@@ -131,30 +133,30 @@ func (o *pipeOptions) write(workload string, kinds []pipeKind, turns map[string]
 	}
 	rate, p50, p99 := func(t rowTurn) float64 { return t.PerSecond }, func(t rowTurn) float64 { return t.P50Millis }, func(t rowTurn) float64 { return t.P99Millis }
 	servers, units := func(t rowTurn) float64 { return t.ServersMicros }, func(t rowTurn) float64 { return t.LoadMicros }
-	out := newTable(workload, "a second: all", "median", "p50, ms", "p99, ms", "servers' CPU each, µs: all", "median", "loadtest's, µs", "machine busy, %")
+	out := table.New(workload, "a second: all", "median", "p50, ms", "p99, ms", "servers' CPU each, µs: all", "median", "loadtest's, µs", "machine busy, %")
 	fastest := map[string]pipeKind{}
 	for _, k := range kinds {
 		if len(turns[k.String()]) == 0 {
 			continue
 		}
-		out.add(k.String(), strings.Join(numbers(of(k, rate)), " "), number(median(of(k, rate))), number(median(of(k, p50))), number(median(of(k, p99))),
-			strings.Join(numbers(of(k, servers)), " "), number(median(of(k, servers))), number(median(of(k, units))),
-			number(median(of(k, func(t rowTurn) float64 { return 100 * t.MachineBusy }))))
+		out.Add(k.String(), strings.Join(table.Numbers(of(k, rate)), " "), table.Number(table.Median(of(k, rate))), table.Number(table.Median(of(k, p50))), table.Number(table.Median(of(k, p99))),
+			strings.Join(table.Numbers(of(k, servers)), " "), table.Number(table.Median(of(k, servers))), table.Number(table.Median(of(k, units))),
+			table.Number(table.Median(of(k, func(t rowTurn) float64 { return 100 * t.MachineBusy }))))
 		best, known := fastest[k.side]
-		if median(of(k, p99)) <= float64(o.p99)/1e6 && (!known || median(of(k, rate)) > median(of(best, rate))) {
+		if table.Median(of(k, p99)) <= float64(o.p99)/1e6 && (!known || table.Median(of(k, rate)) > table.Median(of(best, rate))) {
 			fastest[k.side] = k
 		}
 	}
-	out.write(os.Stdout, "Every turn, and medians")
+	out.Write(os.Stdout, "Every turn, and medians")
 	a, b := fastest[skeinSide], fastest[etcdSide]
 	if a.clients == 0 || b.clients == 0 {
 		return
 	}
-	out = newTable(workload, "pipe / etcd: median (lowest to highest)")
-	out.add(fmt.Sprintf("a second, %d clients / %d", a.clients, b.clients), spread(of(a, rate), of(b, rate)))
-	out.add("servers' CPU of each, the same", spread(of(a, servers), of(b, servers)))
+	out = table.New(workload, "pipe / etcd: median (lowest to highest)")
+	out.Add(fmt.Sprintf("a second, %d clients / %d", a.clients, b.clients), table.Spread(of(a, rate), of(b, rate)))
+	out.Add("servers' CPU of each, the same", table.Spread(of(a, servers), of(b, servers)))
 	a.clients, b.clients = 1, 1
-	out.add("one client: p50", spread(of(a, p50), of(b, p50)))
-	out.add("one client: servers' CPU", spread(of(a, servers), of(b, servers)))
-	out.write(os.Stdout, "The pipe against etcd's unary calls")
+	out.Add("one client: p50", table.Spread(of(a, p50), of(b, p50)))
+	out.Add("one client: servers' CPU", table.Spread(of(a, servers), of(b, servers)))
+	out.Write(os.Stdout, "The pipe against etcd's unary calls")
 }

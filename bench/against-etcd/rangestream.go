@@ -11,6 +11,8 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // rangestreamOptions are the command line of the measure.
@@ -100,7 +102,7 @@ func (c *cluster) streamed(ctx context.Context, o *rangestreamOptions, node int)
 }
 
 func writeStreams(o *rangestreamOptions, runs []streamRun) {
-	t := newTable(fmt.Sprintf("%d keys, %d bytes a value", o.keys, o.value), etcdSide, skeinSide, "Skein / etcd: median (lowest to highest)", "target")
+	t := table.New(fmt.Sprintf("%d keys, %d bytes a value", o.keys, o.value), etcdSide, skeinSide, "Skein / etcd: median (lowest to highest)", "target")
 	of := func(side string, f func(streamRun) float64) (all []float64) {
 		for _, r := range runs {
 			if r.Side == side {
@@ -111,7 +113,7 @@ func writeStreams(o *rangestreamOptions, runs []streamRun) {
 	}
 	row := func(name, format, target string, f func(streamRun) float64) {
 		etcd, skein := of(etcdSide, f), of(skeinSide, f)
-		t.add(name, figures(etcd, format), figures(skein, format), spread(skein, etcd), target)
+		t.Add(name, table.Figures(etcd, format), table.Figures(skein, format), table.Spread(skein, etcd), target)
 	}
 	row("time, s", "%.2f", "≤ 1", func(r streamRun) float64 { return r.Seconds })
 	row("parts", "%.0f", "", func(r streamRun) float64 { return float64(r.Parts) })
@@ -119,5 +121,5 @@ func writeStreams(o *rangestreamOptions, runs []streamRun) {
 		row(nodeName(i)+": memory grew by, MiB", "%.0f", "", func(r streamRun) float64 { return r.Grown[i] })
 	}
 	row("any node's at most, MiB", "%.0f", "Skein < 100", func(r streamRun) float64 { return slices.Max(r.Grown[:]) })
-	t.write(os.Stdout, fmt.Sprintf("RangeStream of everything, over %d ranges of Skein, at each endpoint in turn", o.ranges))
+	t.Write(os.Stdout, fmt.Sprintf("RangeStream of everything, over %d ranges of Skein, at each endpoint in turn", o.ranges))
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // rebuildOptions are the command line of the measure.
@@ -445,22 +447,22 @@ func (c *cluster) checkWhole(ctx context.Context, o rebuildOptions, victim int) 
 
 func writeRebuild(o rebuildOptions, r *rebuilt) {
 	longest := electionMax * o.election
-	t := newTable("", "", "target")
-	t.add(fmt.Sprintf("ranges that the killed node led, of %d", r.Ranges), fmt.Sprint(r.Led))
-	t.add("every range has a leader, ms after the kill", number(millis(r.Leaders)), fmt.Sprintf("≤ %d", (longest+leadWithin).Milliseconds()))
-	t.add("every range has answered a put, ms after the kill", number(millis(r.Answered)))
-	t.add("the fourth node has joined, s after the kill", number(r.Joined.Seconds()))
-	t.add("rebuilding begins, s after the kill", number(r.Begin.Seconds()))
-	t.add("rebuilding took, s", number((r.End - r.Begin).Seconds()))
-	t.add("bytes that came, MiB", number(r.Bytes/mebibyte))
+	t := table.New("", "", "target")
+	t.Add(fmt.Sprintf("ranges that the killed node led, of %d", r.Ranges), fmt.Sprint(r.Led))
+	t.Add("every range has a leader, ms after the kill", table.Number(millis(r.Leaders)), fmt.Sprintf("≤ %d", (longest+leadWithin).Milliseconds()))
+	t.Add("every range has answered a put, ms after the kill", table.Number(millis(r.Answered)))
+	t.Add("the fourth node has joined, s after the kill", table.Number(r.Joined.Seconds()))
+	t.Add("rebuilding begins, s after the kill", table.Number(r.Begin.Seconds()))
+	t.Add("rebuilding took, s", table.Number((r.End - r.Begin).Seconds()))
+	t.Add("bytes that came, MiB", table.Number(r.Bytes/mebibyte))
 	limit := float64(o.limit) / mebibyte
-	t.add("rate, MiB/s", number(r.rate()/mebibyte), fmt.Sprintf("%s to %s", number(limit*(1-rateOff)), number(limit*(1+rateOff))))
-	t.add("rate between a tenth and nine tenths, MiB/s", number(r.Steady/mebibyte))
-	t.add("put p99 before the kill, ms", number(millis(r.Whole)))
-	t.add("put p99 on two nodes, ms", number(millis(r.Alone)))
-	t.add("put p99 beside the rebuilding, ms", number(millis(r.Beside)))
-	t.add("beside it / before the kill", number(float64(r.Beside)/float64(r.Whole)), fmt.Sprintf("≤ %d", foregroundSlower))
-	t.add("beside it / on two nodes", number(float64(r.Beside)/float64(r.Alone)))
-	t.add("puts that failed", fmt.Sprint(r.Failed))
-	t.write(os.Stdout, fmt.Sprintf("%d ranges with %d MiB, %g puts a second; one node of three is killed and rebuilt on a fourth", o.ranges, o.mebibytes, o.rate))
+	t.Add("rate, MiB/s", table.Number(r.rate()/mebibyte), fmt.Sprintf("%s to %s", table.Number(limit*(1-rateOff)), table.Number(limit*(1+rateOff))))
+	t.Add("rate between a tenth and nine tenths, MiB/s", table.Number(r.Steady/mebibyte))
+	t.Add("put p99 before the kill, ms", table.Number(millis(r.Whole)))
+	t.Add("put p99 on two nodes, ms", table.Number(millis(r.Alone)))
+	t.Add("put p99 beside the rebuilding, ms", table.Number(millis(r.Beside)))
+	t.Add("beside it / before the kill", table.Number(float64(r.Beside)/float64(r.Whole)), fmt.Sprintf("≤ %d", foregroundSlower))
+	t.Add("beside it / on two nodes", table.Number(float64(r.Beside)/float64(r.Alone)))
+	t.Add("puts that failed", fmt.Sprint(r.Failed))
+	t.Write(os.Stdout, fmt.Sprintf("%d ranges with %d MiB, %g puts a second; one node of three is killed and rebuilt on a fourth", o.ranges, o.mebibytes, o.rate))
 }

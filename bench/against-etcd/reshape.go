@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // reshapeOptions are the command line of the measure.
@@ -306,14 +308,14 @@ func (r *reshaping) judge(s *reshaped) {
 }
 
 func writeReshape(o reshapeOptions, all []reshaped, most, rate float64, failed int) {
-	t := newTable("change", "took, ms", "p99 before, ms", "p99 around it, ms", "ratio", "gap of the left range, ms", "of the right one, ms", "before it, ms", "puts/s", "failed")
-	sums := newTable("", "median", "lowest", "highest", "target")
+	t := table.New("change", "took, ms", "p99 before, ms", "p99 around it, ms", "ratio", "gap of the left range, ms", "of the right one, ms", "before it, ms", "puts/s", "failed")
+	sums := table.New("", "median", "lowest", "highest", "target")
 	var ratios []float64
 	for i := range all {
 		s := &all[i]
 		ratios = append(ratios, s.ratio())
-		t.add(fmt.Sprintf("%s %d", s.Kind, i+1), number(millis(s.End-s.Begin)), number(millis(s.Before)), number(millis(s.Around)), number(s.ratio()),
-			number(millis(s.Left)), number(millis(s.Right)), number(millis(s.Idle)), number(s.Rate), fmt.Sprint(s.Failed))
+		t.Add(fmt.Sprintf("%s %d", s.Kind, i+1), table.Number(millis(s.End-s.Begin)), table.Number(millis(s.Before)), table.Number(millis(s.Around)), table.Number(s.ratio()),
+			table.Number(millis(s.Left)), table.Number(millis(s.Right)), table.Number(millis(s.Idle)), table.Number(s.Rate), fmt.Sprint(s.Failed))
 	}
 	row := func(name, kind, target string, of func(*reshaped) float64) {
 		var v []float64
@@ -323,7 +325,7 @@ func writeReshape(o reshapeOptions, all []reshaped, most, rate float64, failed i
 			}
 		}
 		if len(v) > 0 {
-			sums.add(name, number(median(v)), number(slices.Min(v)), number(slices.Max(v)), target)
+			sums.Add(name, table.Number(table.Median(v)), table.Number(slices.Min(v)), table.Number(slices.Max(v)), target)
 		}
 	}
 	row("p99 around / before, all", "", fmt.Sprintf("≤ %d", reshapeSlower), (*reshaped).ratio)
@@ -335,7 +337,7 @@ func writeReshape(o reshapeOptions, all []reshaped, most, rate float64, failed i
 	row("a split took, ms", "split", "", func(s *reshaped) float64 { return millis(s.End - s.Begin) })
 	row("a merge took, ms", "merge", "", func(s *reshaped) float64 { return millis(s.End - s.Begin) })
 	row("puts made, a second", "", "", func(s *reshaped) float64 { return s.Rate })
-	t.write(os.Stdout, fmt.Sprintf("Each change under %.0f puts a second (most: %.0f), %d ranges at the begin", rate, most, o.ranges))
-	sums.write(os.Stdout, fmt.Sprintf("Splits and merges under load; %d puts failed, target 0", failed))
-	progress("ratios: %s", figures(ratios, "%.2f"))
+	t.Write(os.Stdout, fmt.Sprintf("Each change under %.0f puts a second (most: %.0f), %d ranges at the begin", rate, most, o.ranges))
+	sums.Write(os.Stdout, fmt.Sprintf("Splits and merges under load; %d puts failed, target 0", failed))
+	progress("ratios: %s", table.Figures(ratios, "%.2f"))
 }

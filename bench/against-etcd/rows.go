@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // rowsOptions are the command line of the measure.
@@ -178,7 +180,7 @@ func warnings(text string) (all []string) {
 
 // writeRow prints all turns of a row, and the ratios within the pairs.
 func writeRow(name string, turns map[string][]rowTurn) {
-	out := newTable(append([]string{name}, "etcd: all", "one range: all", "spread: all", "etcd", "one range", "spread",
+	out := table.New(append([]string{name}, "etcd: all", "one range: all", "spread: all", "etcd", "one range", "spread",
 		"one range / etcd: median (lowest to highest)", "spread / etcd")...)
 	for _, figure := range []struct {
 		name string
@@ -199,15 +201,15 @@ func writeRow(name string, turns map[string][]rowTurn) {
 				column = append(column, figure.of(t))
 			}
 			columns = append(columns, column)
-			cells = append(cells, strings.Join(numbers(column), " "))
+			cells = append(cells, strings.Join(table.Numbers(column), " "))
 		}
 		if len(columns[0]) == 0 || len(columns[1]) == 0 || len(columns[2]) == 0 {
 			return
 		}
 		for _, column := range columns {
-			cells = append(cells, number(median(column)))
+			cells = append(cells, table.Number(table.Median(column)))
 		}
-		out.add(append(cells, spread(columns[1], columns[0]), spread(columns[2], columns[0]))...)
+		out.Add(append(cells, table.Spread(columns[1], columns[0]), table.Spread(columns[2], columns[0]))...)
 	}
-	out.write(os.Stdout, name)
+	out.Write(os.Stdout, name)
 }

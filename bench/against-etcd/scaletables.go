@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // A scaleFigure is one of a turn's.
@@ -44,9 +46,11 @@ func (f scaleFigure) of(runs []scaleRun) (all []float64) {
 	return all
 }
 
-func (f scaleFigure) all(runs []scaleRun, format string) string { return figures(f.of(runs), format) }
+func (f scaleFigure) all(runs []scaleRun, format string) string {
+	return table.Figures(f.of(runs), format)
+}
 
-func (f scaleFigure) median(runs []scaleRun) string { return number(median(f.of(runs))) }
+func (f scaleFigure) median(runs []scaleRun) string { return table.Number(table.Median(f.of(runs))) }
 
 // against is the spread of the ratios to other runs of the same turns: one that failed has no partner.
 func (f scaleFigure) against(runs, base []scaleRun) string {
@@ -58,7 +62,7 @@ func (f scaleFigure) against(runs, base []scaleRun) string {
 			}
 		}
 	}
-	return spread(a, b)
+	return table.Spread(a, b)
 }
 
 // writeScale prints a table of the load for each node and one of the ranges, and the turns that are marked.
@@ -73,29 +77,29 @@ func writeScale(out io.Writer, kinds []scaleKind, runs map[string][]scaleRun) {
 		return nil
 	}
 	three := base(func(k scaleKind) bool { return k.rate > 0 && k.nodes == nodes })
-	loads := newTable("the same load for each node", "puts a second: all", "p99, ms", "servers' CPU a put, µs: all", "median", "loadtest's, µs",
+	loads := table.New("the same load for each node", "puts a second: all", "p99, ms", "servers' CPU a put, µs: all", "median", "loadtest's, µs",
 		"CPU against 3 nodes", "in units of loadtest's", "sequencer's node above the others, µs a put: all", "median", "without the rest", "the model says",
 		"puts in a batch", "machine busy, %", "loadtest, % of its processors")
 	one, sixteen := base(func(k scaleKind) bool { return k.rate == 0 && k.ranges == 1 }), base(func(k scaleKind) bool { return k.rate == 0 && k.ranges == 16 })
-	ranges := newTable("three nodes, as fast as they answer", "puts a second: all", "median", "against 1 range", "against 16", "p99, ms",
+	ranges := table.New("three nodes, as fast as they answer", "puts a second: all", "median", "against 1 range", "against 16", "p99, ms",
 		"servers' CPU a put, µs: all", "median", "against 1 range", "against 16", "loadtest's, µs", "in units of it against 16", "puts in a batch", "machine busy, %", "loadtest, % of its processors")
 	for _, k := range kinds {
 		t := runs[k.name]
 		switch {
 		case len(t) == 0:
 		case k.rate > 0:
-			loads.add(k.name, scalePuts.all(t, "%.0f"), scaleP99.median(t), scaleCPU.all(t, "%.1f"), scaleCPU.median(t), scaleLoad.median(t),
+			loads.Add(k.name, scalePuts.all(t, "%.0f"), scaleP99.median(t), scaleCPU.all(t, "%.1f"), scaleCPU.median(t), scaleLoad.median(t),
 				scaleCPU.against(t, three), scaleUnits.against(t, three), scaleAbove.all(t, "%.1f"), scaleAbove.median(t), scaleNet.median(t),
-				modelText(k.nodes, median(scaleBatch.of(t))), scaleBatch.median(t), scaleBusy.median(t), scaleOwn.median(t))
+				modelText(k.nodes, table.Median(scaleBatch.of(t))), scaleBatch.median(t), scaleBusy.median(t), scaleOwn.median(t))
 		default:
-			ranges.add(k.name, scalePuts.all(t, "%.0f"), scalePuts.median(t), scalePuts.against(t, one), scalePuts.against(t, sixteen), scaleP99.median(t),
+			ranges.Add(k.name, scalePuts.all(t, "%.0f"), scalePuts.median(t), scalePuts.against(t, one), scalePuts.against(t, sixteen), scaleP99.median(t),
 				scaleCPU.all(t, "%.1f"), scaleCPU.median(t), scaleCPU.against(t, one), scaleCPU.against(t, sixteen), scaleLoad.median(t),
 				scaleUnits.against(t, sixteen), scaleBatch.median(t), scaleBusy.median(t), scaleOwn.median(t))
 		}
 	}
-	for _, t := range []*table{loads, ranges} {
-		if len(t.rows) > 0 {
-			t.write(out, "Every turn, medians, and ratios within the turns")
+	for _, t := range []*table.Table{loads, ranges} {
+		if !t.Empty() {
+			t.Write(out, "Every turn, medians, and ratios within the turns")
 		}
 	}
 	writeMarks(out, kinds, runs)
@@ -103,16 +107,16 @@ func writeScale(out io.Writer, kinds []scaleKind, runs map[string][]scaleRun) {
 
 // writeMarks prints what was not as it was meant.
 func writeMarks(out io.Writer, kinds []scaleKind, runs map[string][]scaleRun) {
-	marked := newTable("marked", "turn", "why")
+	marked := table.New("marked", "turn", "why")
 	for _, k := range kinds {
 		for _, r := range runs[k.name] {
 			for _, why := range r.Marks {
-				marked.add(k.name, strconv.Itoa(r.Turn), why)
+				marked.Add(k.name, strconv.Itoa(r.Turn), why)
 			}
 		}
 	}
-	if len(marked.rows) > 0 {
-		marked.write(out, "Turns whose load or cluster was not as it was meant; their figures are in the tables")
+	if !marked.Empty() {
+		marked.Write(out, "Turns whose load or cluster was not as it was meant; their figures are in the tables")
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // sleepingOptions are the command line of the measure.
@@ -293,7 +295,7 @@ func firstWrites(ctx context.Context, o sleepingOptions, clients [nodes]*clientv
 }
 
 func writeSleeping(o sleepingOptions, many, one slept) {
-	t := newTable("", fmt.Sprintf("%d ranges", many.Ranges), "one range", "more", "target")
+	t := table.New("", fmt.Sprintf("%d ranges", many.Ranges), "one range", "more", "target")
 	for i := range nodes {
 		a, b := many.Nodes[i], one.Nodes[i]
 		for _, f := range []struct {
@@ -305,13 +307,13 @@ func writeSleeping(o sleepingOptions, many, one slept) {
 			{"of it Go's, MiB", "", a.Go, b.Go},
 			{"live heap, MiB", "", a.Live, b.Live},
 		} {
-			t.add(nodeName(i)+": "+f.name, number(f.a), number(f.b), number(f.a-f.b), f.target)
+			t.Add(nodeName(i)+": "+f.name, table.Number(f.a), table.Number(f.b), table.Number(f.a-f.b), f.target)
 		}
 	}
 	seconds := func(name string, a, b time.Duration, target string) {
-		t.add(name, number(a.Seconds()), number(b.Seconds()), number((a - b).Seconds()), target)
+		t.Add(name, table.Number(a.Seconds()), table.Number(b.Seconds()), table.Number((a - b).Seconds()), target)
 	}
-	t.add("groups awake then, over all nodes", fmt.Sprint(many.Awake), fmt.Sprint(one.Awake))
+	t.Add("groups awake then, over all nodes", fmt.Sprint(many.Awake), fmt.Sprint(one.Awake))
 	seconds("start until each range leads, s", many.Created, one.Created, "< 60")
 	seconds(fmt.Sprintf("%d keys written once, s", many.Ranges), many.Wrote, one.Wrote, "")
 	seconds("last write until all sleep, s", many.Asleep, one.Asleep, "")
@@ -319,10 +321,10 @@ func writeSleeping(o sleepingOptions, many, one slept) {
 		name string
 		of   func([]time.Duration) time.Duration
 	}{{"median", middle}, {"longest", slices.Max[[]time.Duration]}} {
-		t.add(fmt.Sprintf("first write to a sleeping range, %s of %d, ms", f.name, len(many.Firsts)),
-			number(millis(f.of(many.Firsts))), number(millis(f.of(one.Firsts))), "", "< 1000")
+		t.Add(fmt.Sprintf("first write to a sleeping range, %s of %d, ms", f.name, len(many.Firsts)),
+			table.Number(millis(f.of(many.Firsts))), table.Number(millis(f.of(one.Firsts))), "", "< 1000")
 	}
-	t.write(os.Stdout, fmt.Sprintf("%d keys on %d nodes, CPU over %s, %s after all slept", many.Ranges, nodes, o.over, o.rest))
+	t.Write(os.Stdout, fmt.Sprintf("%d keys on %d nodes, CPU over %s, %s after all slept", many.Ranges, nodes, o.over, o.rest))
 }
 
 func middle(of []time.Duration) time.Duration {

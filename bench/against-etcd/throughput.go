@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // throughputOptions are the command line of the measure.
@@ -250,8 +252,8 @@ func values(runs []report, of func(report) (float64, bool)) ([]float64, bool) {
 
 // writeThroughput prints all runs, and then the medians and the ratios of the pairs.
 func writeThroughput(out io.Writer, load string, runs map[string][]report) {
-	every := newTable("every run", etcdSide, skeinSide, "empty gRPC servers")
-	medians := newTable("medians", etcdSide, skeinSide, "empty gRPC servers", "Skein / etcd: median (lowest to highest)")
+	every := table.New("every run", etcdSide, skeinSide, "empty gRPC servers")
+	medians := table.New("medians", etcdSide, skeinSide, "empty gRPC servers", "Skein / etcd: median (lowest to highest)")
 	for _, m := range compared {
 		var row, middle []string
 		sides := map[string][]float64{}
@@ -261,15 +263,15 @@ func writeThroughput(out io.Writer, load string, runs map[string][]report) {
 				break
 			}
 			sides[side] = v
-			row = append(row, figures(v, m.format))
-			middle = append(middle, fmt.Sprintf(m.format, median(v)))
+			row = append(row, table.Figures(v, m.format))
+			middle = append(middle, fmt.Sprintf(m.format, table.Median(v)))
 		}
 		if len(row) < 3 {
 			continue
 		}
-		every.add(append([]string{m.name}, row...)...)
-		medians.add(append(append([]string{m.name}, middle...), spread(sides[skeinSide], sides[etcdSide]))...)
+		every.Add(append([]string{m.name}, row...)...)
+		medians.Add(append(append([]string{m.name}, middle...), table.Spread(sides[skeinSide], sides[etcdSide]))...)
 	}
-	every.write(out, fmt.Sprintf("Workload %s, %d runs of each side by turns", load, len(runs[emptySide])))
-	medians.write(out, "Medians, and the ratios within the pairs")
+	every.Write(out, fmt.Sprintf("Workload %s, %d runs of each side by turns", load, len(runs[emptySide])))
+	medians.Write(out, "Medians, and the ratios within the pairs")
 }

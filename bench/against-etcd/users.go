@@ -21,6 +21,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/bench/against-etcd/table"
 )
 
 // usersOptions are the command line of the measure.
@@ -65,7 +67,7 @@ type userSide struct {
 // node, many at once under load, and many logins beside puts.
 func users(ctx context.Context, b *bench, o usersOptions) error {
 	all := map[string]map[string][]figureSet{}
-	t := newTable("puts and gets a second", "off: all", "on: all", "off: median", "on: median", "on / off: median (lowest to highest)")
+	t := table.New("puts and gets a second", "off: all", "on: all", "off: median", "on: median", "on / off: median (lowest to highest)")
 	for _, way := range []string{"simple token", "JWT", "common name"} {
 		s, err := b.userSide(ctx, way)
 		if err != nil {
@@ -84,10 +86,10 @@ func users(ctx context.Context, b *bench, o usersOptions) error {
 		}
 		for _, name := range []string{"puts", "gets", "puts" + inOwn, "gets" + inOwn} {
 			off, on := column(all[way]["off"], name), column(all[way]["on"], name)
-			t.add(name+", "+way, strings.Join(numbers(off), " "), strings.Join(numbers(on), " "), number(median(off)), number(median(on)), spread(on, off))
+			t.Add(name+", "+way, strings.Join(table.Numbers(off), " "), strings.Join(table.Numbers(on), " "), table.Number(table.Median(off)), table.Number(table.Median(on)), table.Spread(on, off))
 		}
 	}
-	t.write(os.Stdout, fmt.Sprintf("%d clients on %d connections, turns of %v, a user of %d roles", o.clients, o.conns, o.turn, o.roles))
+	t.Write(os.Stdout, fmt.Sprintf("%d clients on %d connections, turns of %v, a user of %d roles", o.clients, o.conns, o.turn, o.roles))
 	return b.save("users.json", all)
 }
 
@@ -340,7 +342,7 @@ func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 		return err
 	}
 	defer l.close()
-	t := newTable("changes of rights", "figure")
+	t := table.New("changes of rights", "figure")
 
 	var took []time.Duration
 	for i := range 100 {
@@ -350,7 +352,7 @@ func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 		}
 		took = append(took, d)
 	}
-	t.add("a revocation, p50 and longest of 100, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(took, 500)), millis(slices.Max(took))))
+	t.Add("a revocation, p50 and longest of 100, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(took, 500)), millis(slices.Max(took))))
 
 	if err := besideChanges(ctx, root, l, o.changes, t); err != nil {
 		return fmt.Errorf("changes under load: %w", err)
@@ -370,8 +372,8 @@ func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 		}
 		dead = append(dead, millis(d))
 	}
-	t.add("a revocation with a dead node, each of 10 from the kill on, ms", figures(dead, "%.0f"))
-	t.write(os.Stdout, "Simple tokens, three nodes")
+	t.Add("a revocation with a dead node, each of 10 from the kill on, ms", table.Figures(dead, "%.0f"))
+	t.Write(os.Stdout, "Simple tokens, three nodes")
 	return nil
 }
 
@@ -406,7 +408,7 @@ func revoke(ctx context.Context, root *clientv3.Client, i int) (time.Duration, e
 
 // besideChanges gives and takes rights beside puts. Each acknowledged put has a revision of its own, and no other
 // revision is handed out.
-func besideChanges(ctx context.Context, root *clientv3.Client, l *userLoad, changes int, t *table) error {
+func besideChanges(ctx context.Context, root *clientv3.Client, l *userLoad, changes int, t *table.Table) error {
 	first, err := root.Put(ctx, usersPrefix+"first", "")
 	if err != nil {
 		return err
@@ -430,14 +432,14 @@ func besideChanges(ctx context.Context, root *clientv3.Client, l *userLoad, chan
 	if err != nil {
 		return err
 	}
-	t.add(fmt.Sprintf("%d changes beside puts: changes and puts a second", changes),
+	t.Add(fmt.Sprintf("%d changes beside puts: changes and puts a second", changes),
 		fmt.Sprintf("%.0f %.0f", float64(changes)/length.Seconds(), float64(len(puts))/length.Seconds()))
-	t.add("revisions that no put has", fmt.Sprint(last.Header.Revision-first.Header.Revision-1-int64(len(puts))))
+	t.Add("revisions that no put has", fmt.Sprint(last.Header.Revision-first.Header.Revision-1-int64(len(puts))))
 	return nil
 }
 
 // logins measures puts beside many logins that come at once from another process, and puts alone.
-func (s *userSide) logins(ctx context.Context, o usersOptions, l *userLoad, t *table) error {
+func (s *userSide) logins(ctx context.Context, o usersOptions, l *userLoad, t *table.Table) error {
 	never := func() bool { return false }
 	alone, err := l.timed(ctx, true, never, o.turn)
 	if err != nil {
@@ -462,9 +464,9 @@ func (s *userSide) logins(ctx context.Context, o usersOptions, l *userLoad, t *t
 	if err = errors.Join(err, scanned, others.Wait()); err != nil {
 		return err
 	}
-	t.add(fmt.Sprintf("%d logins at once: let in, refused or not answered within %v", o.logins, o.turn), fmt.Sprintf("%d %d", in, refused))
-	t.add("put p99 alone and beside them, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(alone, 990)), millis(quantile(beside, 990))))
-	t.add("puts a second alone and beside them", fmt.Sprintf("%.0f %.0f", float64(len(alone))/o.turn.Seconds(), float64(len(beside))/o.turn.Seconds()))
+	t.Add(fmt.Sprintf("%d logins at once: let in, refused or not answered within %v", o.logins, o.turn), fmt.Sprintf("%d %d", in, refused))
+	t.Add("put p99 alone and beside them, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(alone, 990)), millis(quantile(beside, 990))))
+	t.Add("puts a second alone and beside them", fmt.Sprintf("%.0f %.0f", float64(len(alone))/o.turn.Seconds(), float64(len(beside))/o.turn.Seconds()))
 	return nil
 }
 

@@ -12,6 +12,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/bench/against-etcd/rawwatch"
 )
 
 const (
@@ -76,7 +78,7 @@ func openWatchers(ctx context.Context, endpoints []string, prefix string, n, str
 	ctx, cancel := context.WithCancel(ctx)
 	w := &watchers{cancel: cancel}
 	for _, endpoint := range endpoints {
-		conn, err := connectRaw(endpoint)
+		conn, err := rawwatch.Connect(endpoint)
 		if err != nil {
 			return nil, errors.Join(err, w.close())
 		}
@@ -110,13 +112,13 @@ func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, prefix strin
 		}
 	}
 	request := &pb.WatchCreateRequest{Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix))}
-	stream, err := openRaw(ctx, conn, request, n, take, event)
+	stream, err := rawwatch.Open(ctx, conn, request, n, take, event)
 	if err != nil {
 		return err
 	}
 	w.each = append(w.each, d)
 	w.read.Go(func() {
-		err := stream.receive()
+		err := stream.Receive()
 		if ctx.Err() == nil {
 			w.mu.Lock()
 			w.err = errors.Join(w.err, fmt.Errorf("a stream ended: %w", err))

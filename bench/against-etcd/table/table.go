@@ -1,4 +1,5 @@
-package main
+// Package table prints the tables of measures as Markdown, and the figures in them.
+package table
 
 import (
 	"fmt"
@@ -8,18 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// A table is printed as Markdown. The first column is text, the others are figures.
-type table struct {
+// A Table is printed as Markdown. The first column is text, the others are figures.
+type Table struct {
 	head []string
 	rows [][]string
 }
 
-func newTable(head ...string) *table { return &table{head: head} }
+// New returns a table with these columns.
+func New(head ...string) *Table { return &Table{head: head} }
 
-func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+// Add adds a row. Cells that it lacks are empty.
+func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
 
-// write prints the table below a caption, in columns of even width.
-func (t *table) write(out io.Writer, caption string) {
+// Empty says that the table has no rows.
+func (t *Table) Empty() bool { return len(t.rows) == 0 }
+
+// Write prints the table below a caption, in columns of even width.
+func (t *Table) Write(out io.Writer, caption string) {
 	width := make([]int, len(t.head))
 	for _, row := range append([][]string{t.head}, t.rows...) {
 		for i, cell := range row {
@@ -55,13 +61,14 @@ func (t *table) write(out io.Writer, caption string) {
 	}
 }
 
-// median is the middle value, between two the mean of both. There must be a value.
-func median(of []float64) float64 {
+// Median is the middle value, between two the mean of both. There must be a value.
+func Median(of []float64) float64 {
 	sorted := slices.Sorted(slices.Values(of))
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
-func mean(of ...float64) float64 {
+// Mean is the mean of values. There must be one.
+func Mean(of ...float64) float64 {
 	var sum float64
 	for _, v := range of {
 		sum += v
@@ -69,9 +76,9 @@ func mean(of ...float64) float64 {
 	return sum / float64(len(of))
 }
 
-// spread is the median of the pairs' ratios, the lowest and the highest: the machine's
+// Spread is the median of the pairs' ratios, the lowest and the highest: the machine's
 // moods meet both runs of a pair more or less alike.
-func spread(a, b []float64) string {
+func Spread(a, b []float64) string {
 	var ratios []float64
 	for i := range min(len(a), len(b)) {
 		if b[i] != 0 {
@@ -81,11 +88,11 @@ func spread(a, b []float64) string {
 	if len(ratios) == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.2f (%.2f to %.2f)", median(ratios), slices.Min(ratios), slices.Max(ratios))
+	return fmt.Sprintf("%.2f (%.2f to %.2f)", Median(ratios), slices.Min(ratios), slices.Max(ratios))
 }
 
-// figures are values in a row, in their original order.
-func figures(of []float64, format string) string {
+// Figures are values in a row, in their original order.
+func Figures(of []float64, format string) string {
 	var texts []string
 	for _, v := range of {
 		texts = append(texts, fmt.Sprintf(format, v))
@@ -93,9 +100,9 @@ func figures(of []float64, format string) string {
 	return strings.Join(texts, " ")
 }
 
-// number prints a figure of a table with three significant digits, or with all digits
+// Number prints a figure of a table with three significant digits, or with all digits
 // before the point.
-func number(v float64) string {
+func Number(v float64) string {
 	switch {
 	case v != 0 && v < 10 && v > -10:
 		return fmt.Sprintf("%.2f", v)
@@ -103,4 +110,13 @@ func number(v float64) string {
 		return fmt.Sprintf("%.1f", v)
 	}
 	return fmt.Sprintf("%.0f", v)
+}
+
+// Numbers prints figures of a table.
+func Numbers(of []float64) []string {
+	var texts []string
+	for _, v := range of {
+		texts = append(texts, Number(v))
+	}
+	return texts
 }

@@ -1,4 +1,4 @@
-package main
+package rawwatch
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ import (
 func TestRawWatch(t *testing.T) {
 	var values []string
 	total := 0
-	w := &rawWatch{
+	w := &Watch{
 		last: make([]int64, 2),
 		take: func(n int) { total += n }, event: func(v []byte) { values = append(values, string(v)) },
 	}
@@ -26,7 +26,7 @@ func TestRawWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		half := len(b) / 2
-		return rawCodec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b[:half]), mem.SliceBuffer(b[half:])}, w)
+		return codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b[:half]), mem.SliceBuffer(b[half:])}, w)
 	}
 	event := func(mod int64, value string) *mvccpb.Event {
 		return &mvccpb.Event{

@@ -1,4 +1,7 @@
-package main
+// Package rawwatch has watchers that read the bytes of a response in place. clientv3, and protobuf's structures alone, cost more
+// for each event than a server does, on the same machine. Both sides are read alike, and each watcher checks that its
+// revisions ascend.
+package rawwatch
 
 import (
 	"context"
@@ -15,11 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The watchers of the measures read the bytes of a response in place. clientv3, and
-// protobuf's structures alone, cost more for each event than a server does, on the same
-// machine. Both sides are read alike, and each watcher checks that its revisions
-// ascend.
-
 // Fields of WatchResponse, Event and KeyValue that are read.
 const (
 	fieldWatchID  = 2
@@ -33,18 +31,18 @@ const (
 	fieldValue       = 5
 )
 
-// watchAnswer is the decoded part of a WatchResponse. Its events stay parts of the
+// answer is the decoded part of a WatchResponse. Its events stay parts of the
 // message.
-type watchAnswer struct {
+type answer struct {
 	id                int64
 	created, canceled bool
 	reason            string
 	events            [][]byte
 }
 
-// eachField calls f with the fields of a message: with a varint's value, or with the
+// EachField calls f with the fields of a message: with a varint's value, or with the
 // bytes of a field with a length.
-func eachField(b []byte, f func(n protowire.Number, v uint64, bytes []byte) error) error {
+func EachField(b []byte, f func(n protowire.Number, v uint64, bytes []byte) error) error {
 	for len(b) > 0 {
 		n, kind, size := protowire.ConsumeTag(b)
 		if size < 0 {
@@ -73,9 +71,9 @@ func eachField(b []byte, f func(n protowire.Number, v uint64, bytes []byte) erro
 }
 
 // parse decodes a response and forgets the one before.
-func (a *watchAnswer) parse(b []byte) error {
-	*a = watchAnswer{events: a.events[:0]}
-	return eachField(b, func(n protowire.Number, v uint64, bytes []byte) error {
+func (a *answer) parse(b []byte) error {
+	*a = answer{events: a.events[:0]}
+	return EachField(b, func(n protowire.Number, v uint64, bytes []byte) error {
 		switch int(n) {
 		case fieldWatchID:
 			a.id = int64(v)
@@ -94,11 +92,11 @@ func (a *watchAnswer) parse(b []byte) error {
 
 // parseEvent reads an event's revision and value.
 func parseEvent(b []byte) (mod int64, value []byte, err error) {
-	err = eachField(b, func(n protowire.Number, _ uint64, kv []byte) error {
+	err = EachField(b, func(n protowire.Number, _ uint64, kv []byte) error {
 		if int(n) != fieldKV {
 			return nil
 		}
-		return eachField(kv, func(n protowire.Number, v uint64, bytes []byte) error {
+		return EachField(kv, func(n protowire.Number, v uint64, bytes []byte) error {
 			switch int(n) {
 			case fieldModRevision:
 				mod = int64(v)
@@ -111,10 +109,10 @@ func parseEvent(b []byte) (mod int64, value []byte, err error) {
 	return mod, value, err
 }
 
-// rawWatch is a stream of watchers.
-type rawWatch struct {
+// A Watch is a stream of watchers.
+type Watch struct {
 	stream grpc.ClientStream
-	answer watchAnswer
+	answer answer
 	// last is each watcher's last revision, by its id: both sides count ids from 0.
 	last []int64
 	// take is called with each message that has events, after event has been called with
@@ -128,8 +126,8 @@ var (
 	errCanceled = errors.New("watch: canceled")
 )
 
-// connectRaw makes a connection to a client URL.
-func connectRaw(endpoint string) (*grpc.ClientConn, error) {
+// Connect makes a connection to a client URL.
+func Connect(endpoint string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient(strings.TrimPrefix(endpoint, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
@@ -137,15 +135,15 @@ func connectRaw(endpoint string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// openRaw opens a stream and n watchers on it, and returns when all are created. take
+// Open opens a stream and n watchers on it, and returns when all are created. take
 // and event must not keep their arguments.
-func openRaw(ctx context.Context, conn *grpc.ClientConn, request *pb.WatchCreateRequest, n int, take func(int), event func([]byte)) (*rawWatch, error) {
+func Open(ctx context.Context, conn *grpc.ClientConn, request *pb.WatchCreateRequest, n int, take func(int), event func([]byte)) (*Watch, error) {
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, pb.Watch_Watch_FullMethodName,
-		grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32))
+		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32))
 	if err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
-	w := &rawWatch{stream: stream, last: make([]int64, n), take: take, event: event}
+	w := &Watch{stream: stream, last: make([]int64, n), take: take, event: event}
 	for range n {
 		if err := stream.SendMsg(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: request}}); err != nil {
 			return nil, fmt.Errorf("watch: %w", err)
@@ -162,8 +160,8 @@ func openRaw(ctx context.Context, conn *grpc.ClientConn, request *pb.WatchCreate
 	return w, nil
 }
 
-// receive reads until the stream ends.
-func (w *rawWatch) receive() error {
+// Receive reads until the stream ends.
+func (w *Watch) Receive() error {
 	for {
 		if err := w.stream.RecvMsg(w); err != nil {
 			return err
@@ -172,7 +170,7 @@ func (w *rawWatch) receive() error {
 }
 
 // read takes a message.
-func (w *rawWatch) read(b []byte) error {
+func (w *Watch) read(b []byte) error {
 	if err := w.answer.parse(b); err != nil {
 		return err
 	}
@@ -201,14 +199,14 @@ func (w *rawWatch) read(b []byte) error {
 	return nil
 }
 
-// rawCodec passes the bytes of received messages to a rawWatch.
-type rawCodec struct{}
+// codec passes the bytes of received messages to a Watch.
+type codec struct{}
 
 // Name is that of gRPC's own codec: the bytes are the same.
-func (rawCodec) Name() string { return "proto" }
+func (codec) Name() string { return "proto" }
 
 // Marshal encodes a request.
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	m, ok := v.(proto.Message)
 	if !ok {
 		return nil, fmt.Errorf("watch: %T is no message", v)
@@ -217,9 +215,9 @@ func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(b)}, err
 }
 
-// Unmarshal passes a message to a rawWatch, which no longer uses it after the call.
-func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	w, ok := v.(*rawWatch)
+// Unmarshal passes a message to a Watch, which no longer uses it after the call.
+func (codec) Unmarshal(data mem.BufferSlice, v any) error {
+	w, ok := v.(*Watch)
 	if !ok {
 		return fmt.Errorf("watch: %T takes no messages", v)
 	}
