@@ -162,9 +162,9 @@ func (p *peers) countMembers() (others, heard int) {
 
 // updateConnectivity reports whether this node is connected: it hears at least half of the
 // others, and what leaders need (hearsNeeded). A node that has not been for more than a liveness timeout and an interval is
-// isolated: by then others have said that they miss a needed node too, though each pair of nodes speaks at its own times. It
-// hands each of its leaderships over if a connected voter can take over. It may be the only leader that can reach this node,
-// while all other nodes wait for a leader that they cannot reach.
+// isolated. It hands each of its leaderships over if a connected voter can take over. It may be the only leader that can reach
+// this node, while all other nodes wait for a leader that they cannot reach. By the interval others have said that they
+// miss a needed node too: each pair of nodes speaks at its own times.
 func (p *peers) updateConnectivity(now clock.Time) (connected bool) {
 	others, heard := p.countMembers()
 	if connected = 2*heard >= others && p.hearsNeeded(); connected {
@@ -331,8 +331,8 @@ func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) b
 	return voters.VoteResult(hears) != quorum.VoteWon && voters.VoteResult(lives) == quorum.VoteWon
 }
 
-// returned queues groups for a paced wake-up: those that this host leads and that have a replica on the node, which may lag, and
-// after a restart those that the node led.
+// returned queues groups for a paced wake-up. They are those that this host leads and that have a replica on the node, which may
+// lag. After a restart they are also those that the node led.
 func (p *peers) returned(node keyspace.NodeID, restarted bool) {
 	p.h.log.Info("peer is heard", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
 	p.h.pacer.add(p.affected(func(g *Group) bool {

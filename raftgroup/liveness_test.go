@@ -863,8 +863,8 @@ func (r *rig) cutLinks(n *testNode, others ...*testNode) {
 	})
 }
 
-// TestLivenessRidesOnceInAnInterval: where many groups send frames all the time, a liveness message goes with one of them in an interval,
-// and not with each that comes a little later or after an answer to the peer's.
+// TestLivenessRidesOnceInAnInterval: many groups send frames all the time. A liveness message goes with one of them in an interval, also
+// where it answers the peer's meanwhile.
 func TestLivenessRidesOnceInAnInterval(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 2, nil)
