@@ -27,6 +27,8 @@ const (
 	// headStartTicks is the head start of the chosen candidate after the promises expire.
 	// It campaigns within two ticks and is then elected before the others' timeouts.
 	headStartTicks = 3
+	// campaignAsks is how often a candidate asks for pre-votes: promises end up to two heartbeats later than its own.
+	campaignAsks = 5
 	// campaignLagMax is how many committed entries a campaigning replica may still have
 	// to apply: raft scans all of them at once before it campaigns.
 	campaignLagMax = 4096

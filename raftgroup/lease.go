@@ -30,9 +30,8 @@ type leaseState struct {
 	from int64
 }
 
-// AckedIndex implements quorum.AckedIndexer: the lease is the "index" that a quorum has
-// promised. A leader needs no promise of its own: it revokes the lease in memory before
-// any message of a newer term leaves the host.
+// AckedIndex implements quorum.AckedIndexer: the lease is the "index" that a quorum has promised. A leader needs no promise of
+// its own: it revokes the lease in memory before any message of a newer term leaves the host.
 func (g *Group) AckedIndex(id uint64) (quorum.Index, bool) {
 	if id == uint64(g.self) {
 		return math.MaxInt64, true
@@ -46,10 +45,9 @@ func (c *Config) margin(promise time.Duration) time.Duration {
 	return c.TickInterval + time.Duration(math.Ceil(float64(promise)*c.MaxClockDrift))
 }
 
-// stampHeartbeat writes the host's number in front of raft's own context, in a new slice:
-// raft shares one context between all peers' heartbeats. The number is the clock reading
-// of this pass, taken before raft emitted the heartbeat. So an echo tells when it was
-// requested without a table of requests. It means nothing outside this run of this host.
+// stampHeartbeat writes the host's number in front of raft's own context, in a new slice: raft shares one context between all
+// peers' heartbeats. The number is the clock reading of this pass, taken before raft emitted the heartbeat. So an echo tells when
+// it was requested without a table of requests. It means nothing outside this run of this host.
 func (g *Group) stampHeartbeat(m *pb.Message) {
 	ctx := make([]byte, numberBytes, numberBytes+raftContextBytes)
 	binary.LittleEndian.PutUint64(ctx, uint64(g.w.now))
@@ -64,9 +62,8 @@ func (g *Group) sparesHeartbeat(m *pb.Message) bool {
 		g.h.cfg.electionTicks() >= 10 && g.public.leaseUntil.Load()-int64(g.w.now) > int64(g.h.cfg.ElectionTimeout/2)
 }
 
-// onHeartbeatResp strips the host's number off a heartbeat response and counts the
-// promise that the response carries. It ignores a response from a term in which this
-// replica does not lead; raft drops it too.
+// onHeartbeatResp strips the host's number off a heartbeat response and counts the promise that the response carries. It ignores
+// a response from a term in which this replica does not lead; raft drops it too.
 func (g *Group) onHeartbeatResp(m *message) {
 	ctx := m.raft.GetContext()
 	sent := clock.Time(binary.LittleEndian.Uint64(ctx))
@@ -96,9 +93,8 @@ func (g *Group) onHeartbeatResp(m *message) {
 	}
 }
 
-// publishLease recomputes the lease if something that it depends on has changed. A
-// sleeping leader has none. It drops its followers' responses when it falls asleep; a
-// sole voter needs no responses and is covered by the check here.
+// publishLease recomputes the lease if something that it depends on has changed. A sleeping leader has none. It drops its
+// followers' responses when it falls asleep; a sole voter needs no responses and is covered by the check here.
 func (g *Group) publishLease() {
 	if g.noteDrop(); !g.lease.dirty {
 		return
@@ -158,21 +154,18 @@ func (g *Group) giveUpLease() {
 // promiseState is the voter's side of the lease. It belongs to the host and is
 // independent of raft's terms and leaders, which may change under it.
 type promiseState struct {
-	// until is the time before which this replica grants no vote and does not campaign.
-	// It never decreases.
+	// until is the time before which this replica grants no vote and does not campaign. It never decreases.
 	until clock.Time
-	// ticks counts raft's ticks since until last grew. Raft restarts its own count at the
-	// same moment or later, so raft cannot campaign while ticks is below the election
-	// timeout.
+	// ticks counts raft's ticks since until last grew. Raft restarts its own count at the same moment or later, so raft cannot
+	// campaign while ticks is below the election timeout.
 	ticks int
 	// answered is the highest number of an answered heartbeat of answeredTerm. Numbers of
 	// other terms stem from another node's clock.
 	answered, answeredTerm uint64
 }
 
-// makePromise is called for each heartbeat before raft gets it and may answer it. now was
-// read after the heartbeat arrived, so the promise lasts at least as long as the leader
-// relies on it.
+// makePromise is called for each heartbeat before raft gets it and may answer it. now was read after the heartbeat arrived, so
+// the promise lasts at least as long as the leader relies on it.
 func (g *Group) makePromise(m *message) {
 	if m.term < g.term {
 		return // raft answers with its higher term, without a MsgHeartbeatResp
@@ -203,9 +196,8 @@ func (g *Group) promised() bool { return g.w.now < g.promise.until || g.embargoe
 // replica. A sole voter has promised nothing to anybody.
 func (g *Group) embargoed() bool { return g.w.now < g.h.embargo && !g.sleep.soleVoter }
 
-// refusesVote reports whether a vote request must not reach raft. A request from a
-// transfer is exempt from the promise, since that leader has given its lease up for the
-// term. The embargo after a start exempts nothing.
+// refusesVote reports whether a vote request must not reach raft. A request from a transfer is exempt from the promise, since
+// that leader has given its lease up for the term. The embargo after a start exempts nothing.
 func (g *Group) refusesVote(m *message) bool {
 	transfer := string(m.raft.GetContext()) == transferVoteBytes
 	if g.embargoed() || !transfer && g.w.now < g.promise.until {
@@ -215,9 +207,8 @@ func (g *Group) refusesVote(m *message) bool {
 	return false
 }
 
-// mayTick reports whether raft may be ticked. Raft must not campaign against a promise or
-// compete with the chosen candidate. Raft's shortest timeout ends with the promise, at
-// the tick at which that candidate campaigns.
+// mayTick reports whether raft may be ticked. Raft must not campaign against a promise or compete with the chosen candidate.
+// Raft's shortest timeout ends with the promise, at the tick at which that candidate campaigns.
 func (g *Group) mayTick() bool {
 	if g.promise.ticks+1 < g.h.cfg.electionTicks() {
 		return true
@@ -252,9 +243,8 @@ func (s *suspects) tick(c clock.Clock, margin time.Duration) time.Duration {
 	return 0
 }
 
-// DropLeases ends all leases of this host: its clock may have stood still while the world's
-// time went on. Each leader has a lease again as soon as a quorum has answered heartbeats that
-// it sends from now on. Until then readers use ReadIndex.
+// DropLeases ends all leases of this host: its clock may have stood still while the world's time went on. Each leader has a lease
+// again as soon as a quorum has answered heartbeats that it sends from now on. Until then readers use ReadIndex.
 func (h *Host) DropLeases(why string) {
 	if mutation.Is(mutation.LeasesKept) {
 		return

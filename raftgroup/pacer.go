@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// pacer hands out wake-ups at a bounded rate, so that the death of a node with many
-// groups does not overload the others.
+// pacer hands out wake-ups at a bounded rate, so that the death of a node with many groups does not overload the others.
 type pacer struct {
 	h  *Host
 	mu sync.Mutex
@@ -18,8 +17,7 @@ type pacer struct {
 
 func (p *pacer) init(h *Host) { p.h = h }
 
-// add queues groups in the order of their ids, so that all survivors of a node's death
-// work on the same groups at the same time.
+// add queues groups in the order of their ids, so that all survivors of a node's death work on the same groups at the same time.
 func (p *pacer) add(groups []*Group) {
 	slices.SortFunc(groups, func(a, b *Group) int {
 		if a.id.IsSystem() != b.id.IsSystem() {

@@ -20,8 +20,10 @@ type sleepState struct {
 	idle int
 	// silent counts a follower's ticks since it last heard its leader.
 	silent int
-	// campaign says that this replica campaigns as soon as it may.
+	// campaign says that this replica campaigns as soon as it may, and so on. It has done so asks times, the last time at asked.
 	campaign bool
+	asks     int
+	asked    clock.Time
 	// yields says that another replica was chosen to campaign first.
 	yields bool
 	// leaderBoot is the boot id of the leader's node when the leader was last heard.
@@ -37,8 +39,7 @@ type sleepState struct {
 	soleVoter bool
 }
 
-// wakePaced is the group's turn in the pacer: after it was opened, or because a node
-// died, restarted or returned.
+// wakePaced is the group's turn in the pacer: after it was opened, or because a node died, restarted or returned.
 func (g *Group) wakePaced() {
 	g.public.wakeWanted.Store(0)
 	if len(g.conf.replicas) == 0 || g.sleep.removed {
@@ -66,10 +67,9 @@ func (g *Group) learnsLeader() bool {
 	return lead != 0 && lead != g.lead
 }
 
-// giveUpLead ends a leadership that others take over, because this node has lost its links to
-// them. Raft ends it only one to two election timeouts after a client has woken the group, and
-// until then its requests come here. A quorum that has answered heartbeats proves that the
-// links carry them.
+// giveUpLead ends a leadership that others take over, because this node has lost its links to them. Raft ends it only one to
+// two election timeouts after a client has woken the group, and until then its requests come here. A quorum that has answered
+// heartbeats proves that the links carry them.
 func (g *Group) giveUpLead() bool {
 	if clock.Time(g.conf.voters.CommittedIndex(g)) > g.w.now || !othersCanLead(g.conf.replicas, g.h.peers.lostNodes(g.w.now)) {
 		return false
@@ -271,7 +271,7 @@ func (g *Group) onRemoved(m *message) {
 	if g.isLeader || g.sleep.removed || m.term < g.appliedTerm {
 		return
 	}
-	g.sleep.removed = true
+	g.sleep.removed, g.sleep.campaign = true, false
 	g.zap.Info("leader reports that this replica is not a member", zap.Uint64("term", m.term), zap.Stringer("peer", m.node))
 	if f := g.h.cfg.Removed; f != nil {
 		id, self := g.id, g.self
