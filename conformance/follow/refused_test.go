@@ -92,6 +92,10 @@ func TestRefusedForASilentNode(t *testing.T) {
 			}
 			waits = false
 		case <-time.After(time.Second):
+			// Once the request is gone the status is that after it.
+			if stands, err := mirror.CutoverRequested(vfs.Default, dir); err != nil || stands {
+				continue
+			}
 			if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Refused != nil {
 				t.Fatalf("refused with all nodes there: %+v", st)
 			}
