@@ -87,6 +87,17 @@ func (c *Client) heard(refuser, hint keyspace.NodeID) {
 	}
 }
 
+// leadsByNow notes that a node has ended a stream since it leads, unlike when the stream began. One that was taken for the leader and
+// has ended it all the same is forgotten.
+func (c *Client) leadsByNow(node keyspace.NodeID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leader == node {
+		node = 0
+	}
+	c.setLeaderLocked(node)
+}
+
 // answered takes a node for the leader that answered as only the leader does, if no leader is
 // known. Raft tells of a new leader only once, and it may have been asked an instant before it
 // knew itself.

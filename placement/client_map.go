@@ -165,7 +165,9 @@ func (c *Client) streamEnded(node keyspace.NodeID, err error) {
 	var remote *transport.RemoteError
 	if !errors.As(err, &remote) {
 		c.heard(node, 0)
-	} else if e, derr := kverror.Decode(remote.Detail); derr == nil {
+	} else if e, derr := kverror.Decode(remote.Detail); derr == nil && e.Leader == node {
+		c.leadsByNow(node)
+	} else if derr == nil {
 		c.heard(node, e.Leader)
 	}
 }
