@@ -164,8 +164,8 @@ type promiseState struct {
 	answered, answeredTerm uint64
 }
 
-// makePromise is called for each heartbeat before raft gets it and may answer it. now was read after the heartbeat arrived, so
-// the promise lasts at least as long as the leader relies on it.
+// makePromise is called for each heartbeat before raft gets it and may answer it. The pass reads its clock after the heartbeat has
+// arrived. So the promise lasts at least as long as the leader relies on it.
 func (g *Group) makePromise(m *message) {
 	if m.term < g.term {
 		return // raft answers with its higher term, without a MsgHeartbeatResp

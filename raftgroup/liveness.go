@@ -219,8 +219,8 @@ const (
 )
 
 // tell sends a node a liveness message if one is due: the last one is so many sixteenths of an interval old. One that
-// cannot be sent counts as lost. Where no round has begun for two intervals it sends none: the ticker stands still, and that
-// workers and readers run does not show that this node lives.
+// cannot be sent counts as lost. It sends none where no round has begun for two intervals: the ticker stands still. Workers and
+// readers that still run do not show that this node lives.
 func (p *peers) tell(to keyspace.NodeID, now clock.Time, sixteenths time.Duration) {
 	interval := p.h.cfg.livenessInterval()
 	p.mu.Lock()
@@ -331,8 +331,8 @@ func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) b
 	return voters.VoteResult(hears) != quorum.VoteWon && voters.VoteResult(lives) == quorum.VoteWon
 }
 
-// returned queues groups for a paced wake-up. They are those that this host leads and that have a replica on the node, which may
-// lag. After a restart they are also those that the node led.
+// returned queues groups for a paced wake-up. This host leads them, and their replicas on the node may lag. After a restart it also
+// queues those that the node led.
 func (p *peers) returned(node keyspace.NodeID, restarted bool) {
 	p.h.log.Info("peer is heard", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
 	p.h.pacer.add(p.affected(func(g *Group) bool {

@@ -20,7 +20,8 @@ type sleepState struct {
 	idle int
 	// silent counts a follower's ticks since it last heard its leader.
 	silent int
-	// campaign says that this replica campaigns as soon as it may, and so on. It has done so asks times, the last time at asked.
+	// campaign says that this replica campaigns as soon as it may, and asks for pre-votes again while they are undecided. It
+	// has asked asks times, the last time at asked.
 	campaign bool
 	asks     int
 	asked    clock.Time
@@ -34,8 +35,7 @@ type sleepState struct {
 	read bool
 	// removed says that a leader has told this replica that it is not a member.
 	removed bool
-	// soleVoter says that this replica was the group's only voter when it was opened, and
-	// that its log holds nothing that could have changed that.
+	// soleVoter says that this replica was the only voter when it was opened, and its log has nothing that could change that.
 	soleVoter bool
 }
 

@@ -155,8 +155,7 @@ func TestRefusedBy(t *testing.T) {
 	}
 }
 
-// TestUnlessSilent: a node that is not heard yet keeps a cut-over waiting for a moment and does not end it; one that stays silent
-// does, and so does whoever no longer waits for an answer.
+// TestUnlessSilent: a node that is not heard yet keeps a cut-over waiting for a moment. One that stays silent ends it.
 func TestUnlessSilent(t *testing.T) {
 	ask := func(ctx context.Context, heardAfter time.Duration) (took time.Duration, err error) {
 		c := clock.Virtual()

@@ -77,8 +77,8 @@ func (m *mirrored) prepare(ctx context.Context) error {
 	})
 }
 
-// unlessSilent returns once all nodes answer, or refuses a cut-over after silentFor. A node that has just been started is heard
-// by some nodes before it is by others, so who asked for a cut-over may know more than the node that lists them here.
+// unlessSilent returns once all nodes answer, or refuses a cut-over after silentFor. Some nodes hear a
+// node that has just started before others do. So who asked for a cut-over may know more than the node that lists them here.
 func unlessSilent(ctx context.Context, c clock.Clock, list func() ([]*adminpb.Node, error)) error {
 	for end := c.Now().Add(silentFor); ; {
 		nodes, err := list()

@@ -42,13 +42,15 @@ func apiservers(ctx context.Context, b *bench, o apiserverOptions) (err error) {
 	return b.with(ctx, []*cluster{sides[etcdSide], sides[skeinSide]}, func() (err error) {
 		servers := map[string]*apiserver.Server{}
 		defer func() {
-			for _, s := range servers {
-				err = errors.Join(err, s.Stop())
+			for side, s := range servers {
+				if err = errors.Join(err, s.Stop()); err == nil && !b.keep {
+					err = os.RemoveAll(b.apiserverDir(side))
+				}
 			}
 		}()
 		for i, side := range []string{etcdSide, skeinSide} {
 			c := sides[side]
-			s, err := apiserver.Start(ctx, o.binary, filepath.Join(b.dir, "apiserver-"+side), b.port+300+i, c.all(c.clientURL, ""))
+			s, err := apiserver.Start(ctx, o.binary, b.apiserverDir(side), b.port+300+i, c.all(c.clientURL, ""))
 			if err != nil {
 				return fmt.Errorf("on %s: %w", side, err)
 			}
@@ -72,6 +74,8 @@ func apiservers(ctx context.Context, b *bench, o apiserverOptions) (err error) {
 		return err
 	})
 }
+
+func (b *bench) apiserverDir(side string) string { return filepath.Join(b.dir, "apiserver-"+side) }
 
 // apiserverRun does as much of each kind on one side. The servers' processor time is that of the whole run, with what it leaves behind.
 func apiserverRun(ctx context.Context, c *cluster, s *apiserver.Server, o apiserverOptions) (figureSet, error) {
