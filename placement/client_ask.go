@@ -163,6 +163,11 @@ func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelF
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
 	pause, hops, unknown := attemptPauseMin, 0, false
 	for {
+		if !repeat {
+			if err := c.awaitLeader(ctx); err != nil {
+				return err
+			}
+		}
 		node := c.target()
 		attempt, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
 		end := c.begin(node, repeat, cancel)
@@ -189,6 +194,18 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 		}
 		pause, hops = min(2*pause, attemptPauseMax), 0
 	}
+}
+
+// awaitLeader returns when a leader is known. A request that must not be repeated does not go to a node that may or may not
+// lead: one that is out of reach would leave its fate unknown, and there is a leader elsewhere.
+func (c *Client) awaitLeader(ctx context.Context) error {
+	for c.Leader() == 0 {
+		// Who answers this leads.
+		if _, err := c.ask(ctx, &request{Kind: requestStatus, Linearizable: true}, true); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ctxError is the end of a caller's patience; last is why it needed any.

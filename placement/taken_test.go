@@ -248,6 +248,22 @@ func TestSilentNodes(t *testing.T) {
 	})
 }
 
+// TestOnlyLeadersAreAskedOnce: what must not be repeated does not go to a node that may not lead, and be it that nobody is
+// known to. It may be out of reach, and then nobody could say whether the request was carried out.
+func TestOnlyLeadersAreAskedOnce(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRightsRig(t.Context(), t)
+		r.cut(4)
+		leader := r.leader().id
+		for range 20 {
+			r.nodes[0].client.heard(leader, 0)
+			r.within(0, 2*time.Second, 0, grant("a"))
+		}
+		r.net.HealAll()
+		r.stopAllAtOnce()
+	})
+}
+
 // TestTakenRightsLeader: the leader goes between a change and its acknowledgement, and the next one does
 // not know the leases that were given. Trap 108.
 func TestTakenRightsLeader(t *testing.T) {
