@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -120,14 +121,14 @@ func (w *walk) next() (bool, error) { return w.settle(w.it.NextPrefix()) }
 // versions of a hot key.
 func (w *walk) settle(valid bool) (bool, error) {
 	stepped := false
-	for ; valid; w.seen++ {
+	for ; valid; w.saw() {
 		prefix, rev, err := engine.SplitVersionedKey(w.it.Key())
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
 		if rev <= w.at {
 			w.prefix, w.rev = prefix, rev
-			w.seen++
+			w.saw()
 			return true, nil
 		}
 		if !stepped {
@@ -147,6 +148,17 @@ func (w *walk) settle(valid bool) (bool, error) {
 		return false, fmt.Errorf("mvcc: walk: %w", err)
 	}
 	return false, nil
+}
+
+// pauseAfter is how many versions are read without a pause. That takes up to a millisecond. Go would let a walk run for ten, and
+// a node at light load has one processor: see UseProcessors in package process.
+const pauseAfter = 1024
+
+// saw counts a version, and lets others run between many.
+func (w *walk) saw() {
+	if w.seen++; w.seen%pauseAfter == 0 {
+		runtime.Gosched()
+	}
 }
 
 // tombstone reports whether the version is a delete.

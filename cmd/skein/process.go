@@ -45,6 +45,8 @@ func runNode(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *pro
 		return err
 	}
 	v.Serving(n.DiskStalled)
+	allProcessors := process.UseProcessors()
+	defer allProcessors()
 	logger = n.Logger()
 	logger.Info("the node's memory budget is --memory-budget-bytes",
 		zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", limits.Memory()))

@@ -32,8 +32,9 @@ var procs struct {
 	running int
 	// begun counts all pieces of work so far.
 	begun uint64
-	// extra is how many additional Ps there are.
+	// extra is how many additional Ps there are, and one says that there is one of the usual ones.
 	extra int
+	one   bool
 	usual int
 	// byDefault is the GOMAXPROCS that Go has chosen, 0 if somebody else has.
 	byDefault int
@@ -63,19 +64,21 @@ func LowPriority() {
 	lower()
 }
 
+// OneProcessor says whether one P is enough for all that has no low priority, in place of the usual number. All goroutines stop
+// briefly, as in Run.
+func OneProcessor(one bool) {
+	procs.Lock()
+	defer procs.Unlock()
+	set(procs.extra, one)
+}
+
 // begin adds a P if more work runs than ever since the last pause.
 func begin() {
 	procs.Lock()
 	defer procs.Unlock()
 	procs.running++
 	procs.begun++
-	if procs.extra == 0 {
-		procs.usual = runtime.GOMAXPROCS(0)
-	}
-	if want := min(procs.running, maxExtraProcs); want > procs.extra {
-		procs.extra = want
-		runtime.GOMAXPROCS(procs.usual + want)
-	}
+	set(max(procs.extra, min(procs.running, maxExtraProcs)), procs.one)
 }
 
 // end removes the Ps some time after the last piece of work. Nobody owns the timer: the
@@ -93,15 +96,30 @@ func end() {
 func restore(begun uint64) {
 	procs.Lock()
 	defer procs.Unlock()
-	if procs.extra == 0 || procs.running > 0 || procs.begun != begun {
+	if procs.running == 0 && procs.begun == begun {
+		set(0, procs.one)
+	}
+}
+
+// set changes how many Ps there are. It is called with procs locked.
+func set(extra int, one bool) {
+	if extra == procs.extra && one == procs.one {
 		return
 	}
-	procs.extra = 0
-	// If GOMAXPROCS followed the processors available to the process, it does so again.
-	if procs.usual == procs.byDefault {
+	if procs.extra == 0 && !procs.one {
+		procs.usual = runtime.GOMAXPROCS(0)
+	}
+	procs.extra, procs.one = extra, one
+	switch {
+	case one:
+		runtime.GOMAXPROCS(1 + extra)
+	case extra > 0:
+		runtime.GOMAXPROCS(procs.usual + extra)
+	case procs.usual == procs.byDefault:
+		// GOMAXPROCS followed the processors available to the process, and does so again.
 		runtime.SetDefaultGOMAXPROCS()
 		procs.byDefault = runtime.GOMAXPROCS(0)
-	} else {
+	default:
 		runtime.GOMAXPROCS(procs.usual)
 	}
 }

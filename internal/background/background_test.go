@@ -110,3 +110,33 @@ func TestExtraProcsOfAnotherTest(t *testing.T) {
 		}
 	})
 }
+
+// TestOneProcessor: one P in place of the usual ones, and the additional ones beside it.
+func TestOneProcessor(t *testing.T) {
+	usual := usualProcs()
+	want := func(when string, n int) {
+		t.Helper()
+		if got := runtime.GOMAXPROCS(0); got != n {
+			t.Errorf("%s: %d Ps, want %d", when, got, n)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		defer OneProcessor(false)
+		OneProcessor(true)
+		want("one", 1)
+		Run(func() { want("one, and work", 2) })
+		want("one, and work a moment ago", 2)
+		time.Sleep(2 * linger)
+		want("one after work", 1)
+		Run(func() {
+			OneProcessor(false)
+			want("all, and work", usual+1)
+			OneProcessor(true)
+			want("one and the same work", 2)
+		})
+		OneProcessor(false)
+		want("all, and work a moment ago", usual+1)
+		time.Sleep(2 * linger)
+		want("all after work", usual)
+	})
+}
