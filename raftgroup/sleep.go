@@ -144,11 +144,10 @@ func (g *Group) tick() {
 	}
 	g.sleep.silent++
 	if timeout := g.h.cfg.electionTicks(); g.sleep.silent < timeout {
-		// The leader may be alive and asleep: this replica missed the notice, or another
-		// node woke it, such as a candidate that cannot reach the leader. An awake leader
-		// is heard in each tick, or in each second one if its node ticks at half the rate.
-		// A request at the tick at which that leader falls asleep would wake it again, each
-		// time. So two silent ticks are no reason to ask.
+		// The leader may be alive and asleep: this replica missed the notice, or another node woke it, such as a candidate that
+		// cannot reach the leader. An awake leader is heard in each tick, or in each second one if its node ticks at half the
+		// rate. A request at the tick at which that leader falls asleep would wake it again, each time. So two silent ticks are
+		// no reason to ask.
 		if g.lead != 0 && g.sleep.silent > 2 && g.sleep.silent%g.h.cfg.retryTicks() == 0 {
 			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 		}
@@ -220,8 +219,7 @@ func (g *Group) sleepAll(behind bool) {
 	g.fallAsleep()
 }
 
-// followersIdle reports whether all live followers have the whole log and a quorum is
-// alive.
+// followersIdle reports whether all live followers have the whole log and a quorum is alive.
 func (g *Group) followersIdle() bool {
 	ok, living := true, make(map[uint64]bool, len(g.conf.replicas))
 	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
@@ -241,17 +239,15 @@ func (g *Group) followersIdle() bool {
 	return ok && g.conf.voters.VoteResult(living) == quorum.VoteWon
 }
 
-// onSleepNotice lets a follower sleep if it has everything that the leader has, unless
-// the leader has woken since.
+// onSleepNotice lets a follower sleep if it has everything that the leader has, unless the leader has woken since.
 func (g *Group) onSleepNotice(m *message) {
 	if g.sleep.asleep || g.isLeader || m.term != g.term || m.from != g.lead ||
 		g.promise.answeredTerm == m.term && g.promise.answered > m.number {
 		return
 	}
 	if g.rn.BasicStatus().GetCommit() < m.commit || g.reads.open() || g.installing != nil || g.receiving != nil {
-		// Something is under way here that the leader does not know of: a lost request or
-		// a lost commit index. If the leader fell silent, this replica would take it for
-		// dead.
+		// Something is under way here that the leader does not know of: a lost request or a lost commit index. If the leader fell
+		// silent, this replica would take it for dead.
 		g.sendHost(&message{group: g.id, kind: kindWake, to: m.from, from: g.self, term: g.term})
 		return
 	}
@@ -262,11 +258,10 @@ func (g *Group) onSleepNotice(m *message) {
 	g.fallAsleep()
 }
 
-// onRemoved handles a leader's hint that this replica is not a member of the group. The
-// replica stops campaigning, so it disturbs nobody, and its owner asks placement. The
-// hint is ignored if the leader's term is below that of an entry applied here: that
-// leader may not know of this replica yet. The replica's own term says nothing, because
-// without pre-votes each campaign raises it.
+// onRemoved handles a leader's hint that this replica is not a member of the group. The replica stops campaigning, so it disturbs
+// nobody, and its owner asks placement. The hint is ignored if the leader's term is below that of an entry applied here: that
+// leader may not know of this replica yet. The replica's own term says nothing, because without pre-votes each campaign raises
+// it.
 func (g *Group) onRemoved(m *message) {
 	if g.isLeader || g.sleep.removed || m.term < g.appliedTerm {
 		return

@@ -11,9 +11,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// visit does everything that a group has to do in one pass, in this order: durable
-// appends, applied entries, messages, calls, reads, proposals, the tick. Then it asks
-// raft once for everything that follows.
+// visit does everything that a group has to do in one pass, in this order: durable appends, applied entries, messages, calls,
+// reads, proposals, the tick. Then it asks raft once for everything that follows.
 func (g *Group) visit(k *work) {
 	if g.closed {
 		g.refuse(k)
@@ -377,6 +376,12 @@ func (g *Group) send(m *pb.Message) {
 			return // answers a commit notice, see onCommitNotice
 		}
 		g.checkPromise()
+	case pb.MsgPreVoteResp:
+		if m.GetReject() && g.sleep.yields && g.lead == 0 {
+			// The chosen candidate lacks entries that this voter has. It cannot win, and nobody waits for it.
+			g.sleep.yields = false
+			g.sleep.campaign, g.sleep.asks, g.sleep.asked = true, 0, 0
+		}
 	case pb.MsgTimeoutNow:
 		if g.isLeader && !g.lease.givenUp {
 			panic(fmt.Sprintf("raftgroup: group %s: transfer in term %d with the lease not given up", g.id, g.term))
