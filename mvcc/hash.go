@@ -101,7 +101,7 @@ func (w *walk) older(prefix []byte) (bool, error) {
 		return false, nil
 	}
 	w.prefix, w.rev = p, rev
-	w.seen++
+	w.saw()
 	return true, nil
 }
 

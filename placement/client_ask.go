@@ -163,15 +163,15 @@ func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelF
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
 	pause, hops, unknown := attemptPauseMin, 0, false
 	for {
+		node, err := c.target(), error(nil)
 		if !repeat {
-			if err := c.awaitLeader(ctx); err != nil {
+			if node, err = c.awaitLeader(ctx); err != nil {
 				return err
 			}
 		}
-		node := c.target()
 		attempt, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
 		end := c.begin(node, repeat, cancel)
-		err := f(attempt, node)
+		err = f(attempt, node)
 		late := attempt.Err() != nil
 		end()
 		again, hint := c.judge(node, err, late, repeat)
@@ -196,16 +196,18 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 	}
 }
 
-// awaitLeader returns when a leader is known. A request that must not be repeated does not go to a node that may or may not
+// awaitLeader returns the leader, once one is known. A request that must not be repeated does not go to a node that may or may not
 // lead: one that is out of reach would leave its fate unknown, and there is a leader elsewhere.
-func (c *Client) awaitLeader(ctx context.Context) error {
-	for c.Leader() == 0 {
+func (c *Client) awaitLeader(ctx context.Context) (keyspace.NodeID, error) {
+	for {
+		if l := c.Leader(); l != 0 {
+			return l, nil
+		}
 		// Who answers this leads.
 		if _, err := c.ask(ctx, &request{Kind: requestStatus, Linearizable: true}, true); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
 }
 
 // ctxError is the end of a caller's patience; last is why it needed any.
@@ -264,8 +266,11 @@ func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, er
 	defer stop()
 	var a response
 	err := c.attempts(ctx, repeat, func(ctx context.Context, node keyspace.NodeID) (err error) {
-		// Who has handed over leads no more.
-		if a, err = c.askNode(ctx, node, q); err == nil && !q.maybeOld() && q.Kind != requestTransfer {
+		switch a, err = c.askNode(ctx, node, q); {
+		case err != nil || q.maybeOld():
+		case q.Kind == requestTransfer:
+			c.heard(node, q.To)
+		default:
 			c.answered(node)
 		}
 		return err

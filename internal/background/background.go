@@ -32,7 +32,7 @@ var procs struct {
 	running int
 	// begun counts all pieces of work so far.
 	begun uint64
-	// extra is how many additional Ps there are, and one says that there is one of the usual ones.
+	// extra is how many additional Ps there are. one says that one P is enough where there are none of those.
 	extra int
 	one   bool
 	usual int
@@ -64,8 +64,15 @@ func LowPriority() {
 	lower()
 }
 
-// OneProcessor says whether one P is enough for all that has no low priority, in place of the usual number. All goroutines stop
-// briefly, as in Run.
+// RunBeside runs f in the calling goroutine, with a P more: it holds one for long.
+func RunBeside(f func()) {
+	begin()
+	defer end()
+	f()
+}
+
+// OneProcessor says whether one P is enough while no work of low priority runs, in place of the usual number. All goroutines
+// stop briefly, as in Run.
 func OneProcessor(one bool) {
 	procs.Lock()
 	defer procs.Unlock()
@@ -110,17 +117,19 @@ func set(extra int, one bool) {
 		procs.usual = runtime.GOMAXPROCS(0)
 	}
 	procs.extra, procs.one = extra, one
-	switch {
-	case one:
-		runtime.GOMAXPROCS(1 + extra)
-	case extra > 0:
-		runtime.GOMAXPROCS(procs.usual + extra)
-	case procs.usual == procs.byDefault:
-		// GOMAXPROCS followed the processors available to the process, and does so again.
+	if one && extra == 0 {
+		runtime.GOMAXPROCS(1)
+		return
+	}
+	if procs.byDefault > 0 {
+		// If GOMAXPROCS followed the processors available to the process, it does so again. They may have changed.
 		runtime.SetDefaultGOMAXPROCS()
-		procs.byDefault = runtime.GOMAXPROCS(0)
-	default:
-		runtime.GOMAXPROCS(procs.usual)
+		if now := runtime.GOMAXPROCS(0); procs.usual == procs.byDefault || procs.usual == now {
+			procs.usual, procs.byDefault = now, now
+		}
+	}
+	if want := procs.usual + extra; want != runtime.GOMAXPROCS(0) {
+		runtime.GOMAXPROCS(want)
 	}
 }
 

@@ -111,7 +111,7 @@ func TestExtraProcsOfAnotherTest(t *testing.T) {
 	})
 }
 
-// TestOneProcessor: one P in place of the usual ones, and the additional ones beside it.
+// TestOneProcessor: one P while no other work runs, and the usual and additional ones while it does.
 func TestOneProcessor(t *testing.T) {
 	usual := usualProcs()
 	want := func(when string, n int) {
@@ -124,19 +124,44 @@ func TestOneProcessor(t *testing.T) {
 		defer OneProcessor(false)
 		OneProcessor(true)
 		want("one", 1)
-		Run(func() { want("one, and work", 2) })
-		want("one, and work a moment ago", 2)
+		Run(func() { want("one, and work", usual+1) })
+		want("one, and work a moment ago", usual+1)
 		time.Sleep(2 * linger)
 		want("one after work", 1)
-		Run(func() {
+		RunBeside(func() {
+			want("one, and work", usual+1)
 			OneProcessor(false)
 			want("all, and work", usual+1)
 			OneProcessor(true)
-			want("one and the same work", 2)
+			want("one and the same work", usual+1)
 		})
 		OneProcessor(false)
 		want("all, and work a moment ago", usual+1)
 		time.Sleep(2 * linger)
 		want("all after work", usual)
 	})
+}
+
+// TestOwnProcessors: who sets GOMAXPROCS while none of this changes it has it again afterwards. What Go has chosen is
+// Go's again, so that it follows the processors that there are.
+func TestOwnProcessors(t *testing.T) {
+	usual := usualProcs()
+	defer runtime.GOMAXPROCS(usual)
+	for _, own := range []int{usual + 3, 1} {
+		runtime.GOMAXPROCS(own)
+		OneProcessor(true)
+		OneProcessor(false)
+		if now := runtime.GOMAXPROCS(0); now != own {
+			t.Errorf("%d Ps, had %d", now, own)
+		}
+	}
+	runtime.SetDefaultGOMAXPROCS()
+	procs.byDefault++ // as if the processors had changed since
+	for range 2 {
+		OneProcessor(true)
+		OneProcessor(false)
+		if now := runtime.GOMAXPROCS(0); now != usual || procs.byDefault != usual {
+			t.Errorf("%d Ps, by default %d, want %d", now, procs.byDefault, usual)
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/background"
 )
 
 // UseMemoryBudget has the garbage collector use as much of the process's memory budget as saves
@@ -74,7 +75,7 @@ func paceCollector(ctx context.Context, c clock.Clock, mostGarbage int64) {
 		if n := heap[1].Value.Uint64(); n != cycles {
 			cycles, collected = n, c.Now()
 		} else if c.Now().Sub(collected) >= idlePeriod {
-			debug.FreeOSMemory() // begins with a collection
+			background.RunBeside(debug.FreeOSMemory) // begins with a collection
 			continue
 		}
 		want := gcPercent(heap[0].Value.Uint64(), garbage)

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"math"
 	"os"
 	"runtime/metrics"
 	"sync"
@@ -23,31 +24,42 @@ func UseProcessors() (stop func()) {
 	if os.Getenv("GOMAXPROCS") != "" {
 		return func() {}
 	}
+	return useProcessors(clock.System(), newMeter().read, background.OneProcessor)
+}
+
+func useProcessors(c clock.Clock, read func() usage, one func(bool)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { followNeed(ctx, clock.System(), newMeter().read, background.OneProcessor) })
+	wg.Go(func() { followNeed(ctx, c, read, one) })
 	return func() {
 		cancel()
 		wg.Wait()
-		background.OneProcessor(false)
+		one(false)
 	}
 }
 
 const (
-	// lookEvery is how often the need is measured. Of each measure 1 - 1/memory counts at the next look: one collection of
-	// garbage is no load, and half a second without a processor is short.
-	lookEvery = 100 * time.Millisecond
-	memory    = 4
+	// The need is measured often while more than inUse of a processor is used. Such a look also shows whether something held the
+	// processor at that moment.
+	lookInUse, lookAtRest = 20 * time.Millisecond, 100 * time.Millisecond
+	inUse                 = 0.1
+	// A measure counts for about span. One collection of garbage is no load, and half a second without a processor is short.
+	span = 400 * time.Millisecond
 	// enough is how much of one processor may be in use while there is one. So much in place of it with all of them leaves room
 	// for the next pause: the same work takes a fifth more there.
 	enough, enoughOfAll = 0.75, 0.6
-	// A ready goroutine that has waited for more than a millisecond has waited longer than for a few others. On a machine that
-	// is full of other work one in fifty has, whatever the number of processors. One that has waited for four met work that did
-	// not pause, as an encoding of ten megabytes.
-	long, mostLong     = time.Millisecond, 0.2
-	longer, mostLonger = 4 * time.Millisecond, 0.01
-	// leastWaits are too few to say anything.
-	leastWaits = 4
+	// A ready goroutine that has waited for more than a millisecond has waited for dozens of others. On a machine that is full
+	// of other work one in fifty has, whatever the number of processors. So few as leastLong say nothing.
+	long, mostLong = time.Millisecond, 0.2
+	leastLong      = 4
+	// A look that comes so late met work that does not pause, as an encoding of ten megabytes, or a system call. Packets that
+	// came meanwhile waited too, and Go counts no waits of what it has not seen. One look of a hundred may, within about heldSpan.
+	held, mostHeld = 4 * time.Millisecond, 0.01
+	heldSpan       = 5 * time.Second
+	leastHeld      = 1.5
+	// A collection of garbage has a quarter of the processors, and they cannot become more before it ends. With more than this
+	// for it to look through, it could take a second.
+	mostScanned = 64 << 20
 	// One processor was enough for calmFor before there is one only. Where it then was not for as long as triedFor, this
 	// doubles up to mostCalmFor: the change stops all goroutines for a moment.
 	calmFor, mostCalmFor = 10 * time.Second, 5 * time.Minute
@@ -55,47 +67,52 @@ const (
 )
 
 // usage is what the process has used since it began: processor time, and how many of those goroutines that Go measures waited
-// for a processor, of them for how many it was long, or longer.
+// for a processor, of them for how many it was long. scanned is how many bytes a collection of garbage looks through.
 type usage struct {
-	cpu                 time.Duration
-	waits, long, longer uint64
+	cpu                  time.Duration
+	waits, long, scanned uint64
 }
 
-// meter reads the process's usage.
-type meter struct{ waits []metrics.Sample }
+// meter reads the process's usage, in some microseconds.
+type meter struct{ samples []metrics.Sample }
 
-func newMeter() *meter { return &meter{[]metrics.Sample{{Name: "/sched/latencies:seconds"}}} }
+func newMeter() *meter {
+	return &meter{[]metrics.Sample{{Name: "/sched/latencies:seconds"}, {Name: "/gc/scan/total:bytes"}}}
+}
 
 func (m *meter) read() (u usage) {
 	var r unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &r) == nil { // it cannot fail for the process itself
 		u.cpu = time.Duration(r.Utime.Nano() + r.Stime.Nano())
 	}
-	metrics.Read(m.waits)
-	h := m.waits[0].Value.Float64Histogram()
+	metrics.Read(m.samples)
+	h := m.samples[0].Value.Float64Histogram()
 	for i, n := range h.Counts {
 		u.waits += n
 		if h.Buckets[i] >= long.Seconds() {
 			u.long += n
 		}
-		if h.Buckets[i] >= longer.Seconds() {
-			u.longer += n
-		}
 	}
+	u.scanned = m.samples[1].Value.Uint64()
 	return u
 }
 
 // followNeed measures until ctx ends, and says whenever it changes whether one processor is enough. At first it is not.
 func followNeed(ctx context.Context, c clock.Clock, read func() usage, one func(bool)) {
-	n := need{rest: calmFor, busy: c.Now()}
 	at, before := c.Now(), read()
-	for clock.Sleep(ctx, c, clock.UntilNext(c, lookEvery)) == nil {
+	n := need{rest: calmFor, busy: at}
+	for {
+		pause := clock.UntilNext(c, n.every())
+		if clock.Sleep(ctx, c, pause) != nil {
+			return
+		}
 		now, u := c.Now(), read()
 		was := n.one
-		if n.look(now, now.Sub(at), u, before); n.one != was {
+		n.look(now, now.Sub(at), pause, u, before)
+		if at, before = now, u; n.one != was {
 			one(n.one)
+			at = c.Now() // the change may have waited for a collection of garbage
 		}
-		at, before = now, u
 	}
 }
 
@@ -105,25 +122,40 @@ type need struct {
 	// changed is when one changed last, busy when one processor was too little last, and rest how long after that all stay.
 	changed, busy clock.Time
 	rest          time.Duration
-	// Sums over the last looks, of which earlier ones count less.
-	time, cpu, waits, long, longer float64
+	// Sums in which what was earlier counts less: seconds, seconds of processor time and waits over about span, looks over
+	// about heldSpan.
+	time, cpu, waits, long float64
+	looks, held            float64
 }
 
-// look takes in what was used in the time since the last look.
-func (n *need) look(now clock.Time, took time.Duration, u, before usage) {
-	sum := func(s *float64, add float64) { *s += add - *s/memory }
-	sum(&n.time, took.Seconds())
-	sum(&n.cpu, (u.cpu - before.cpu).Seconds())
-	sum(&n.waits, float64(u.waits-before.waits))
-	sum(&n.long, float64(u.long-before.long))
-	sum(&n.longer, float64(u.longer-before.longer))
+// every is how often to look.
+func (n *need) every() time.Duration {
+	if n.cpu > inUse*n.time {
+		return lookInUse
+	}
+	return lookAtRest
+}
+
+// look takes in what was used in the time since the last look, which was to come after a pause.
+func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) {
+	sum := func(s *float64, over time.Duration, add float64) {
+		*s = *s*math.Exp(-float64(took)/float64(over)) + add
+	}
+	sum(&n.time, span, took.Seconds())
+	sum(&n.cpu, span, (u.cpu - before.cpu).Seconds())
+	sum(&n.waits, span, float64(u.waits-before.waits))
+	sum(&n.long, span, float64(u.long-before.long))
+	sum(&n.looks, heldSpan, 1)
+	sum(&n.held, heldSpan, 0)
+	if took-pause > held {
+		n.held++
+	}
 	most := enough
 	if !n.one {
 		most = enoughOfAll
 	}
-	many := func(waits, share float64) bool { return waits >= leastWaits && waits > share*n.waits }
 	switch {
-	case n.cpu > most*n.time || many(n.long, mostLong) || many(n.longer, mostLonger):
+	case n.cpu > most*n.time, n.long > max(leastLong, mostLong*n.waits), n.held > max(leastHeld, mostHeld*n.looks), u.scanned > mostScanned:
 		n.busy = now
 		if !n.one {
 			return
@@ -131,7 +163,7 @@ func (n *need) look(now clock.Time, took time.Duration, u, before usage) {
 		if now.Sub(n.changed) < triedFor {
 			n.rest = min(2*n.rest, mostCalmFor)
 		} else {
-			n.rest = calmFor
+			n.rest = max(n.rest/2, calmFor)
 		}
 		n.one, n.changed = false, now
 	case !n.one && now.Sub(n.busy) >= n.rest:

@@ -1,10 +1,7 @@
 package process
 
 import (
-	"context"
-	"os"
 	"runtime"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,34 +9,62 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// step is so much time of a process that uses its processors evenly.
+// step is some time in which a process uses its processors evenly.
 type step struct {
+	lasts time.Duration
+	// cpu is how much of a processor is used. Goroutines wait for one, waits of them a second, and long ones of those.
+	cpu, waits, long float64
+	// heldEvery is which looks meet something that holds the processor for 8 ms; 0 is none.
+	heldEvery int
+	scanned   uint64
+}
+
+// steppedClock is the clock of a process of these steps. The last one goes on.
+type steppedClock struct {
+	clock.Clock
+	begun clock.Time
+	steps []step
 	looks int
-	// cpu is how much of a processor is used. Of waits in each look, some are long, or longer.
-	cpu                 float64
-	waits, long, longer uint64
 }
 
-// usedBy returns what a process of these steps has used by each look. What follows is the last step.
-func usedBy(steps ...step) func() usage {
-	var u usage
-	at := 0
-	return func() usage {
-		for len(steps) > 1 && at == steps[0].looks {
-			steps, at = steps[1:], 0
+// now returns the present step, and what was used before it began and since.
+func (c *steppedClock) now() (step, usage) {
+	var cpu, waits, long float64
+	left := c.Now().Sub(c.begun)
+	for i, s := range c.steps {
+		d := min(left, s.lasts)
+		last := d == left || i == len(c.steps)-1
+		if last {
+			d = left
 		}
-		s := steps[0]
-		at++
-		u.cpu += time.Duration(s.cpu * float64(lookEvery))
-		u.waits, u.long, u.longer = u.waits+s.waits, u.long+s.long, u.longer+s.longer
-		return u
+		cpu, waits, long = cpu+s.cpu*d.Seconds(), waits+s.waits*d.Seconds(), long+s.long*d.Seconds()
+		if left -= d; last {
+			return s, usage{time.Duration(cpu * float64(time.Second)), uint64(waits), uint64(long), s.scanned}
+		}
 	}
+	panic("no steps")
 }
 
-const second = int(time.Second / lookEvery)
+func (c *steppedClock) read() usage {
+	_, u := c.now()
+	return u
+}
+
+// NewTimer is that of a process whose only processor may be held when the timer is due.
+func (c *steppedClock) NewTimer(d time.Duration) clock.Timer {
+	c.looks++
+	if s, _ := c.now(); s.heldEvery > 0 && c.looks%s.heldEvery == 0 {
+		d += 8 * time.Millisecond
+	}
+	return c.Clock.NewTimer(d)
+}
 
 func TestFollowNeed(t *testing.T) {
-	idle, light := step{600 * second, 0.01, 2, 0, 0}, step{600 * second, 0.5, 80, 1, 0}
+	const s = time.Second
+	idle := step{cpu: 0.01, waits: 20, lasts: 60 * s}
+	light := step{cpu: 0.5, waits: 800, long: 10, lasts: 60 * s}
+	busy := func(d time.Duration) step { return step{cpu: 1, waits: 900, long: 20, lasts: d} }
+	lightFor := func(d time.Duration) step { l := light; l.lasts = d; return l }
 	for name, test := range map[string]struct {
 		steps []step
 		// want are the seconds at which one processor is enough, and no longer is, in turn.
@@ -47,50 +72,52 @@ func TestFollowNeed(t *testing.T) {
 	}{
 		"idle":  {[]step{idle}, []float64{10}},
 		"light": {[]step{light}, []float64{10}},
-		"start": {[]step{{30 * second, 1.7, 900, 90, 2}, light}, []float64{40.7}},
-		// More than there is, and more than one has left.
-		"load grows": {[]step{{20 * second, 0.3, 90, 0, 0}, {10 * second, 0.99, 900, 100, 0}, idle}, []float64{10, 20.3, 50}},
-		// A collection of garbage, twice in ten seconds.
-		"bursts": {[]step{{20 * second, 0.4, 90, 0, 0}, {1, 1, 90, 2, 0}, {5 * second, 0.4, 90, 0, 0}, {2, 1, 90, 2, 0}, light}, []float64{10}},
-		// Work of 8 ms, five times a second: half of it is longer than four.
-		"without pauses": {[]step{{20 * second, 0.3, 80, 0, 0}, {10 * second, 0.34, 80, 3, 2}, light}, []float64{10, 20.2, 50.1}},
-		// A machine full of other work.
-		"waiting": {[]step{{20 * second, 0.3, 80, 0, 0}, {10 * second, 0.3, 80, 24, 0}, light}, []float64{10, 20.3, 50}},
-		// Two that waited in vain say little of a node that is at rest.
-		"few": {[]step{{20 * second, 0.01, 2, 0, 0}, {1, 0.01, 2, 2, 1}, idle}, []float64{10}},
-		// Each time for twice as long, until it has been enough for a while.
-		"in vain": {[]step{
-			{15 * second, 0.5, 90, 0, 0},
-			{2 * second, 1, 90, 2, 0},
-			{30 * second, 0.5, 90, 0, 0},
-			{2 * second, 1, 90, 2, 0},
-			{75 * second, 0.5, 90, 0, 0},
-			{2 * second, 1, 90, 2, 0},
-			light,
-		}, []float64{10, 15.2, 37.4, 47.2, 89.4, 124.2, 136.4}},
+		"start": {[]step{{cpu: 1.7, waits: 9000, long: 900, lasts: 30 * s}, light}, []float64{41}},
+		// The machine has more processors, and after that none to spare.
+		"load grows": {[]step{lightFor(45 * s), busy(10 * s), idle}, []float64{10, 45.3, 65.3}},
+		"from rest":  {[]step{{cpu: 0.01, waits: 20, lasts: 45 * s}, busy(10 * s), idle}, []float64{10, 45.6, 65.2}},
+		"full machine": {
+			[]step{lightFor(45 * s), {cpu: 0.3, waits: 800, long: 240, lasts: 10 * s}, light},
+			[]float64{10, 45.5, 65.2},
+		},
+		// Collections of garbage, of a tenth of a second.
+		"bursts": {[]step{lightFor(20 * s), busy(s / 10), lightFor(4 * s), busy(s / 10), light}, []float64{10}},
+		// Work of 8 ms, five times a second: one look in fifty comes more than 4 ms late for it.
+		"work that does not pause": {[]step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 50, lasts: 20 * s}, light}, []float64{10, 48.1, 77.9}},
+		"one such work":            {[]step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 1, lasts: s / 50}, light}, []float64{10}},
+		"much to look through":     {[]step{lightFor(45 * s), {cpu: 0.1, waits: 800, scanned: 100 << 20, lasts: 20 * s}, light}, []float64{10, 45, 75}},
+		// Two that waited say little of a node that is at rest.
+		"few": {[]step{idle, {cpu: 0.01, waits: 20, long: 20, lasts: s / 10}, idle}, []float64{10}},
+		// All stay for twice as long each time, until one has been enough for a while.
+		"in vain": {
+			[]step{lightFor(15 * s), busy(2 * s), lightFor(30 * s), busy(2 * s), lightFor(75 * s), busy(2 * s), light},
+			[]float64{10, 15.3, 37.4, 47.3, 89.4, 124.3, 146.4},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), 160*time.Second)
-				defer cancel()
+				c := &steppedClock{Clock: clock.Virtual(), steps: test.steps}
+				c.begun = c.Now()
 				var got []float64
-				c := clock.Virtual()
-				begun, one := c.Now(), false
-				followNeed(ctx, c, usedBy(test.steps...), func(now bool) {
+				one := false
+				stop := useProcessors(c, c.read, func(now bool) {
 					if now == one {
-						t.Errorf("told %t again", now)
+						return // at the end
 					}
 					one = now
-					got = append(got, c.Now().Sub(begun).Seconds())
+					got = append(got, c.Now().Sub(c.begun).Seconds())
 				})
-				t.Log(got)
-				if len(got) != len(test.want) {
-					t.Fatalf("changed at %.1f, want %.1f", got, test.want)
+				time.Sleep(160 * time.Second)
+				synctest.Wait()
+				right := len(got) == len(test.want)
+				for i := 0; right && i < len(got); i++ {
+					right = got[i] > test.want[i]-0.25 && got[i] < test.want[i]+0.25
 				}
-				for i, at := range got {
-					if d := at - test.want[i]; d < -0.25 || d > 0.25 {
-						t.Errorf("changed at %.1f, want %.1f", got, test.want)
-					}
+				if !right {
+					t.Errorf("changed at %.2f, want %.1f", got, test.want)
+				}
+				if stop(); one {
+					t.Error("one processor is left behind")
 				}
 			})
 		})
@@ -101,51 +128,46 @@ func TestFollowNeed(t *testing.T) {
 func TestMeter(t *testing.T) {
 	m := newMeter()
 	before := m.read()
+	for begun := time.Now(); m.read().cpu-before.cpu < 10*time.Millisecond; {
+		if time.Since(begun) > 10*time.Second {
+			t.Fatalf("%v of a processor after 10 s", m.read().cpu-before.cpu)
+		}
+	}
+	// All processors are held for a while, again and again, and many others wait. Go measures one of eight.
 	done := make(chan struct{})
-	for range 2 * runtime.GOMAXPROCS(0) {
-		go func() {
-			for begun := time.Now(); time.Since(begun) < 100*time.Millisecond; {
-			}
-			done <- struct{}{}
-		}()
-	}
-	for range 2 * runtime.GOMAXPROCS(0) {
-		<-done
-	}
-	after := m.read()
-	if cpu := after.cpu - before.cpu; cpu < 20*time.Millisecond || cpu > time.Hour {
-		t.Errorf("%v of a processor", cpu)
-	}
-	for range 1000 {
-		go func() { done <- struct{}{} }()
-		<-done
-	}
-	last := m.read()
-	if waits := last.waits - before.waits; waits < 20 || last.longer > last.long || last.long > last.waits {
-		t.Errorf("%d waits: %+v", waits, last)
+	for begun := time.Now(); ; {
+		for range runtime.GOMAXPROCS(0) {
+			go func() {
+				for begun := time.Now(); time.Since(begun) < 5*time.Millisecond; {
+				}
+				done <- struct{}{}
+			}()
+		}
+		for range 100 {
+			go func() { done <- struct{}{} }()
+		}
+		for range 100 + runtime.GOMAXPROCS(0) {
+			<-done
+		}
+		u := m.read()
+		if u.long > before.long && u.waits-before.waits > u.long-before.long && u.scanned > 1<<10 {
+			break
+		}
+		if time.Since(begun) > 10*time.Second {
+			t.Fatalf("after 10 s %+v", u)
+		}
 	}
 }
 
-// TestUseProcessors: who sets GOMAXPROCS is obeyed.
+// TestUseProcessors: who sets GOMAXPROCS is obeyed, and nobody else loses any for good.
 func TestUseProcessors(t *testing.T) {
-	usual := runtime.GOMAXPROCS(0)
+	usual, goroutines := runtime.GOMAXPROCS(0), runtime.NumGoroutine()
+	first := UseProcessors()
+	first()
 	t.Setenv("GOMAXPROCS", "3")
-	UseProcessors()()
-	if err := os.Unsetenv("GOMAXPROCS"); err != nil {
-		t.Fatal(err)
-	}
 	stop := UseProcessors()
-	follows := func() bool {
-		stacks := make([]byte, 1<<20)
-		return strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "followNeed")
-	}
-	for begun := time.Now(); !follows(); time.Sleep(time.Millisecond) {
-		if time.Since(begun) > 10*time.Second {
-			t.Fatal("nothing follows the need")
-		}
-	}
-	stop()
-	if now := runtime.GOMAXPROCS(0); now != usual {
-		t.Errorf("%d processors, had %d", now, usual)
+	defer stop()
+	if now, n := runtime.GOMAXPROCS(0), runtime.NumGoroutine(); now != usual || n > goroutines {
+		t.Errorf("%d processors, had %d; %d goroutines, had %d", now, usual, n, goroutines)
 	}
 }
