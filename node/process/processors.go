@@ -53,31 +53,38 @@ const (
 	long, mostLong = time.Millisecond, 0.2
 	leastLong      = 4
 	// A look that comes so late met work that does not pause, as an encoding of ten megabytes, or a system call. Packets that
-	// came meanwhile waited too, and Go counts no waits of what it has not seen. One look of a hundred may, within about heldSpan.
-	held, mostHeld = 4 * time.Millisecond, 0.01
+	// came meanwhile waited too, and Go counts no waits of what it has not seen. Two looks of a hundred may, within about heldSpan.
+	// The system's scheduler alone makes one so late now and then.
+	held, mostHeld = 4 * time.Millisecond, 0.02
 	heldSpan       = 5 * time.Second
-	leastHeld      = 1.5
-	// A collection of garbage has a quarter of the processors, and they cannot become more before it ends. With more than this
-	// for it to look through, it could take a second.
-	mostScanned = 64 << 20
+	leastHeld      = 3.5
+	// A collection of garbage has a quarter of the processors, and they cannot become more before it ends. One that took more than
+	// this could last for half a second.
+	mostMarked = 100 * time.Millisecond
 	// One processor was enough for calmFor before there is one only. Where it then was not for as long as triedFor, this
 	// doubles up to mostCalmFor: the change stops all goroutines for a moment.
 	calmFor, mostCalmFor = 10 * time.Second, 5 * time.Minute
 	triedFor             = 30 * time.Second
 )
 
-// usage is what the process has used since it began: processor time, and how many of those goroutines that Go measures waited
-// for a processor, of them for how many it was long. scanned is how many bytes a collection of garbage looks through.
+// usage is what the process has used since it began: processor time, in all and for its collections of garbage, and how many of
+// those goroutines that Go measures waited for a processor, of them for how many it was long.
 type usage struct {
-	cpu                  time.Duration
-	waits, long, scanned uint64
+	cpu, marking             time.Duration
+	collections, waits, long uint64
 }
 
 // meter reads the process's usage, in some microseconds.
 type meter struct{ samples []metrics.Sample }
 
 func newMeter() *meter {
-	return &meter{[]metrics.Sample{{Name: "/sched/latencies:seconds"}, {Name: "/gc/scan/total:bytes"}}}
+	return &meter{[]metrics.Sample{
+		{Name: "/sched/latencies:seconds"},
+		{Name: "/gc/cycles/total:gc-cycles"},
+		{Name: "/cpu/classes/gc/mark/assist:cpu-seconds"},
+		{Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"},
+		{Name: "/cpu/classes/gc/mark/idle:cpu-seconds"},
+	}}
 }
 
 func (m *meter) read() (u usage) {
@@ -93,7 +100,10 @@ func (m *meter) read() (u usage) {
 			u.long += n
 		}
 	}
-	u.scanned = m.samples[1].Value.Uint64()
+	u.collections = m.samples[1].Value.Uint64()
+	for _, s := range m.samples[2:] {
+		u.marking += time.Duration(s.Value.Float64() * float64(time.Second))
+	}
 	return u
 }
 
@@ -126,6 +136,8 @@ type need struct {
 	// about heldSpan.
 	time, cpu, waits, long float64
 	looks, held            float64
+	// marked is the processor time of the last collection of garbage.
+	marked time.Duration
 }
 
 // every is how often to look.
@@ -150,12 +162,15 @@ func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) 
 	if took-pause > held {
 		n.held++
 	}
+	if c := u.collections - before.collections; c > 0 {
+		n.marked = (u.marking - before.marking) / time.Duration(c)
+	}
 	most := enough
 	if !n.one {
 		most = enoughOfAll
 	}
 	switch {
-	case n.cpu > most*n.time, n.long > max(leastLong, mostLong*n.waits), n.held > max(leastHeld, mostHeld*n.looks), u.scanned > mostScanned:
+	case n.cpu > most*n.time, n.long > max(leastLong, mostLong*n.waits), n.held > max(leastHeld, mostHeld*n.looks), n.marked > mostMarked:
 		n.busy = now
 		if !n.one {
 			return
