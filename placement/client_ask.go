@@ -163,11 +163,12 @@ func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelF
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
 	pause, hops, unknown := attemptPauseMin, 0, false
 	for {
-		node, err := c.target(), error(nil)
-		if !repeat {
-			if node, err = c.awaitLeader(ctx); err != nil {
-				return err
-			}
+		var node keyspace.NodeID
+		var err error
+		if repeat {
+			node = c.target()
+		} else if node, err = c.awaitLeader(ctx); err != nil {
+			return err
 		}
 		attempt, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
 		end := c.begin(node, repeat, cancel)
@@ -269,7 +270,9 @@ func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, er
 		switch a, err = c.askNode(ctx, node, q); {
 		case err != nil || q.maybeOld():
 		case q.Kind == requestTransfer:
-			c.heard(node, q.To)
+			if q.To != node {
+				c.heard(node, q.To)
+			}
 		default:
 			c.answered(node)
 		}

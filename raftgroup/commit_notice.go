@@ -13,9 +13,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// commitNoticeDelay is how long a new commit index waits for the next entry, which
-// carries it along. A message of its own costs each follower a pass and a wal record,
-// just when the leader answers the client. If no entry follows, followers apply later by
+// commitNoticeDelay is how long a new commit index waits for the next entry, which carries it along. A message of its own costs
+// each follower a pass and a wal record, just when the leader answers the client. If no entry follows, followers apply later by
 // at most one and a half times this delay, and by at most four times where it waits for a ride.
 const commitNoticeDelay = 2 * time.Millisecond
 
@@ -26,8 +25,7 @@ const commitNoticeRideMax = 2 * commitNoticeDelay
 // commitNoticesRiding bounds how many groups' notices ride with the entries of one pass: somebody waits for it.
 const commitNoticesRiding = 16
 
-// commitNotices are a leader's waiting messages that carry nothing but the commit index,
-// at most one for each follower.
+// commitNotices are a leader's waiting messages that carry nothing but the commit index, at most one for each follower.
 type commitNotices struct {
 	held []*pb.Message
 	// since is when held last ceased to be empty.
@@ -38,9 +36,8 @@ type commitNotices struct {
 	rode bool
 }
 
-// holdCommitNotice holds back a MsgApp that carries nothing new but the commit index, and
-// reports whether it did. It does not delay a message to a follower that still lacks
-// entries: raft may be probing it.
+// holdCommitNotice holds back a MsgApp that carries nothing new but the commit index, and reports whether it did. It does not
+// delay a message to a follower that still lacks entries: raft may be probing it.
 func (g *Group) holdCommitNotice(m *pb.Message) bool {
 	g.dropCommitNotice(m.GetTo(), math.MaxUint64)
 	if !g.isLeader || len(m.GetEntries()) > 0 || m.GetIndex() != g.last || m.GetTerm() != g.term {
@@ -65,9 +62,8 @@ func (g *Group) scheduleCommitNotices() {
 	}
 }
 
-// dropCommitNotice drops the message held for a follower if it asks about no index behind
-// index, and reports whether there was one. The message sent instead says at least as
-// much.
+// dropCommitNotice drops the message held for a follower if it asks about no index behind index, and reports whether there was
+// one. The message sent instead says at least as much.
 func (g *Group) dropCommitNotice(to, index uint64) bool {
 	n := &g.notices
 	for i, m := range n.held {
@@ -88,12 +84,10 @@ func (g *Group) forgetCommitNotices() {
 	g.notices.held = g.notices.held[:0]
 }
 
-// sendCommitNotices sends the held messages. It waits once more if they are younger than
-// half the delay: the last entry carried the earlier ones, so another is probably about
-// to follow. A follower that has acknowledged everything sent to it gets a notice without
-// a response; a heartbeat repeats a lost one. Any other follower gets the MsgApp, because
-// raft needs its response: raft resends only what a follower reports missing, and keeps
-// probing one that reports nothing.
+// sendCommitNotices sends the held messages. It waits once more if they are younger than half the delay: the last entry carried
+// the earlier ones, so another is probably about to follow. A follower that has acknowledged everything sent to it gets a notice
+// without a response; a heartbeat repeats a lost one. Any other follower gets the MsgApp, because raft needs its response: raft
+// resends only what a follower reports missing, and keeps probing one that reports nothing.
 func (g *Group) sendCommitNotices() {
 	n := &g.notices
 	if n.listed = false; len(n.held) > 0 && g.w.now.Sub(n.since) < commitNoticeDelay/2 {
@@ -124,10 +118,9 @@ func (g *Group) sendCommitNotices() {
 	g.forgetCommitNotices()
 }
 
-// onCommitNotice handles a leader's commit index. To raft it is a heartbeat that carries
-// only a commit index: it asks for no promise and gets no response (send drops responses
-// without a context). A notice of another term or leader, or one that is out of date, is
-// ignored and wakes nobody.
+// onCommitNotice handles a leader's commit index. To raft it is a heartbeat that carries only a commit index: it asks for no
+// promise and gets no response (send drops responses without a context). A notice of another term or leader, or one that is out
+// of date, is ignored and wakes nobody.
 func (g *Group) onCommitNotice(m *message) {
 	if g.isLeader || m.term != g.term || m.from != g.lead || m.commit <= g.commit || g.lostEntries(m, m.commit) {
 		return
@@ -147,8 +140,7 @@ type waitingNotice struct {
 	rides bool
 }
 
-// scheduleCommitNotices makes sure that the group is told to send the messages that it
-// holds.
+// scheduleCommitNotices makes sure that the group is told to send the messages that it holds.
 func (w *worker) scheduleCommitNotices(g *Group) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

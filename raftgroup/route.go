@@ -8,9 +8,8 @@ type route struct {
 	node keyspace.NodeID
 }
 
-// checkSender checks that the sender is on the node where its replica is known to be. It
-// remembers a sender that the configuration does not name yet: a new replica learns the
-// configuration only from the leader that contacts it.
+// checkSender checks that the sender is on the node where its replica is known to be. It remembers a sender that the
+// configuration does not name yet: a new replica learns the configuration only from the leader that contacts it.
 func (g *Group) checkSender(m *message) bool {
 	if r, ok := g.conf.find(m.from); ok {
 		return r.Node == m.node

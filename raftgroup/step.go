@@ -170,6 +170,9 @@ func (g *Group) step(m *message) {
 		if g.refusesVote(m) {
 			return
 		}
+		if m.kind == pb.MsgVote && m.term > g.term {
+			g.sleep.campaign = false // somebody has won the pre-votes
+		}
 	case pb.MsgReadIndex:
 		if g.refusesRead() {
 			return
@@ -377,10 +380,8 @@ func (g *Group) send(m *pb.Message) {
 		}
 		g.checkPromise()
 	case pb.MsgPreVoteResp:
-		if m.GetReject() && g.sleep.yields && g.lead == 0 {
-			// The chosen candidate lacks entries that this voter has. It cannot win, and nobody waits for it.
-			g.sleep.yields = false
-			g.sleep.campaign, g.sleep.asks, g.sleep.asked = true, 0, 0
+		if m.GetReject() {
+			g.yieldNoMore()
 		}
 	case pb.MsgTimeoutNow:
 		if g.isLeader && !g.lease.givenUp {

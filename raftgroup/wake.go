@@ -107,6 +107,16 @@ func (g *Group) campaignIfFree() {
 	_ = g.rn.Campaign()
 }
 
+// yieldNoMore has a voter campaign that rejects the chosen candidate: that one lacks entries, and with three voters it cannot win.
+// It is given a tick, because with five it can.
+func (g *Group) yieldNoMore() {
+	if !g.sleep.yields || g.sleep.removed || g.lead != 0 || !g.conf.votes(g.self) || g.rn.BasicStatus().RaftState != raft.StateFollower {
+		return
+	}
+	g.sleep.yields = false
+	g.sleep.campaign, g.sleep.asks, g.sleep.asked = true, 0, g.w.now.Add(g.h.cfg.TickInterval/2)
+}
+
 // mayCampaign reports whether the replica has applied enough of the committed entries. As a leader it could not serve earlier.
 func (g *Group) mayCampaign() bool { return g.commit-g.applied <= campaignLagMax }
 

@@ -35,6 +35,8 @@ var procs struct {
 	// extra is how many additional Ps there are. one says that one P is enough where there are none of those.
 	extra int
 	one   bool
+	// owned says that one was ever true: nobody else sets GOMAXPROCS then, but for Go.
+	owned bool
 	usual int
 	// byDefault is the GOMAXPROCS that Go has chosen, 0 if somebody else has.
 	byDefault int
@@ -113,20 +115,21 @@ func set(extra int, one bool) {
 	if extra == procs.extra && one == procs.one {
 		return
 	}
-	if procs.extra == 0 && !procs.one {
+	usually, alone := procs.extra == 0 && !procs.one, procs.extra == 0 && procs.one
+	if usually {
 		procs.usual = runtime.GOMAXPROCS(0)
 	}
 	procs.extra, procs.one = extra, one
+	procs.owned = procs.owned || one
 	if one && extra == 0 {
 		runtime.GOMAXPROCS(1)
 		return
 	}
-	if procs.byDefault > 0 {
-		// If GOMAXPROCS followed the processors available to the process, it does so again. They may have changed.
+	// If GOMAXPROCS followed the processors available to the process, it does so again. They may have changed.
+	if (alone || extra == 0) && procs.byDefault > 0 && (procs.owned || procs.usual == procs.byDefault) {
 		runtime.SetDefaultGOMAXPROCS()
-		if now := runtime.GOMAXPROCS(0); procs.usual == procs.byDefault || procs.usual == now {
-			procs.usual, procs.byDefault = now, now
-		}
+		procs.byDefault = runtime.GOMAXPROCS(0)
+		procs.usual = procs.byDefault
 	}
 	if want := procs.usual + extra; want != runtime.GOMAXPROCS(0) {
 		runtime.GOMAXPROCS(want)

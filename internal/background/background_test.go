@@ -142,22 +142,34 @@ func TestOneProcessor(t *testing.T) {
 	})
 }
 
-// TestOwnProcessors: who sets GOMAXPROCS while none of this changes it has it again afterwards. What Go has chosen is
-// Go's again, so that it follows the processors that there are.
+// TestOwnProcessors: who sets GOMAXPROCS while no work runs has it again afterwards.
 func TestOwnProcessors(t *testing.T) {
 	usual := usualProcs()
 	defer runtime.GOMAXPROCS(usual)
+	owned := procs.owned
+	procs.owned = false
+	defer func() { procs.owned = owned }()
 	for _, own := range []int{usual + 3, 1} {
 		runtime.GOMAXPROCS(own)
-		OneProcessor(true)
-		OneProcessor(false)
-		if now := runtime.GOMAXPROCS(0); now != own {
+		RunBeside(func() {
+			if now := runtime.GOMAXPROCS(0); now != own+1 {
+				t.Errorf("%d Ps while work runs, want %d", now, own+1)
+			}
+		})
+		if now := usualProcs(); now != own {
 			t.Errorf("%d Ps, had %d", now, own)
 		}
 	}
+}
+
+// TestDefaultProcessors: what Go has chosen is Go's again, so that it follows the processors that there are. It may have
+// followed them while no work ran.
+func TestDefaultProcessors(t *testing.T) {
+	usual := usualProcs()
+	defer runtime.SetDefaultGOMAXPROCS()
 	runtime.SetDefaultGOMAXPROCS()
-	procs.byDefault++ // as if the processors had changed since
-	for range 2 {
+	for _, known := range []int{usual, usual + 1} {
+		procs.byDefault = known
 		OneProcessor(true)
 		OneProcessor(false)
 		if now := runtime.GOMAXPROCS(0); now != usual || procs.byDefault != usual {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"runtime"
 	"runtime/metrics"
 	"sync"
 	"time"
@@ -21,7 +22,7 @@ import (
 //
 // It is for a node that has started: its parts ask at their start for how many of them can run at a time.
 func UseProcessors() (stop func()) {
-	if os.Getenv("GOMAXPROCS") != "" {
+	if os.Getenv("GOMAXPROCS") != "" || runtime.GOMAXPROCS(0) == 1 {
 		return func() {}
 	}
 	return useProcessors(clock.System(), newMeter().read, background.OneProcessor)
@@ -61,6 +62,8 @@ const (
 	// A collection of garbage has a quarter of the processors, and they cannot become more before it ends. One that took more than
 	// this could last for half a second.
 	mostMarked = 100 * time.Millisecond
+	// A look so late says that the process stood still, and nothing of the time before.
+	stopped = time.Second
 	// One processor was enough for calmFor before there is one only. Where it then was not for as long as triedFor, this
 	// doubles up to mostCalmFor: the change stops all goroutines for a moment.
 	calmFor, mostCalmFor = 10 * time.Second, 5 * time.Minute
@@ -111,6 +114,9 @@ func (m *meter) read() (u usage) {
 func followNeed(ctx context.Context, c clock.Clock, read func() usage, one func(bool)) {
 	at, before := c.Now(), read()
 	n := need{rest: calmFor, busy: at}
+	if before.collections > 0 {
+		n.marked = before.marking / time.Duration(before.collections)
+	}
 	for {
 		pause := clock.UntilNext(c, n.every())
 		if clock.Sleep(ctx, c, pause) != nil {
@@ -121,7 +127,7 @@ func followNeed(ctx context.Context, c clock.Clock, read func() usage, one func(
 		n.look(now, now.Sub(at), pause, u, before)
 		if at, before = now, u; n.one != was {
 			one(n.one)
-			at = c.Now() // the change may have waited for a collection of garbage
+			at, before = c.Now(), read() // the change may have waited for a collection of garbage
 		}
 	}
 }
@@ -164,6 +170,9 @@ func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) 
 	}
 	if c := u.collections - before.collections; c > 0 {
 		n.marked = (u.marking - before.marking) / time.Duration(c)
+	}
+	if took > stopped {
+		n.busy = now
 	}
 	most := enough
 	if !n.one {

@@ -26,6 +26,8 @@ type steppedClock struct {
 	begun clock.Time
 	steps []step
 	looks int
+	// base is what was used before it began.
+	base usage
 }
 
 // now returns the present step, and what was used before it began and since.
@@ -52,6 +54,7 @@ func (c *steppedClock) now() (step, usage) {
 
 func (c *steppedClock) read() usage {
 	_, u := c.now()
+	u.marking, u.collections = u.marking+c.base.marking, u.collections+c.base.collections
 	return u
 }
 
@@ -72,36 +75,39 @@ func TestFollowNeed(t *testing.T) {
 	lightFor := func(d time.Duration) step { l := light; l.lasts = d; return l }
 	for name, test := range map[string]struct {
 		steps []step
+		base  usage
 		// want are the seconds at which one processor is enough, and no longer is, in turn.
 		want []float64
 	}{
-		"idle":  {[]step{idle}, []float64{10}},
-		"light": {[]step{light}, []float64{10}},
-		"start": {[]step{{cpu: 1.7, waits: 9000, long: 900, lasts: 30 * s}, light}, []float64{41}},
+		"idle":  {steps: []step{idle}, want: []float64{10}},
+		"light": {steps: []step{light}, want: []float64{10}},
+		"start": {steps: []step{{cpu: 1.7, waits: 9000, long: 900, lasts: 30 * s}, light}, want: []float64{41}},
 		// The machine has more processors, and after that none to spare.
-		"load grows": {[]step{lightFor(45 * s), busy(10 * s), idle}, []float64{10, 45.3, 65.3}},
-		"from rest":  {[]step{{cpu: 0.01, waits: 20, lasts: 45 * s}, busy(10 * s), idle}, []float64{10, 45.6, 65.2}},
+		"load grows": {steps: []step{lightFor(45 * s), busy(10 * s), idle}, want: []float64{10, 45.3, 65.3}},
+		"from rest":  {steps: []step{{cpu: 0.01, waits: 20, lasts: 45 * s}, busy(10 * s), idle}, want: []float64{10, 45.6, 65.2}},
 		"full machine": {
-			[]step{lightFor(45 * s), {cpu: 0.3, waits: 800, long: 240, lasts: 10 * s}, light},
-			[]float64{10, 45.5, 65.2},
+			steps: []step{lightFor(45 * s), {cpu: 0.3, waits: 800, long: 240, lasts: 10 * s}, light},
+			want:  []float64{10, 45.5, 65.2},
 		},
 		// Collections of garbage, of a tenth of a second.
-		"bursts": {[]step{lightFor(20 * s), busy(s / 10), lightFor(4 * s), busy(s / 10), light}, []float64{10}},
+		"bursts": {steps: []step{lightFor(20 * s), busy(s / 10), lightFor(4 * s), busy(s / 10), light}, want: []float64{10}},
 		// Work of 8 ms, eight times a second: one look in thirty comes more than 4 ms late for it.
-		"work that does not pause": {[]step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 30, lasts: 20 * s}, light}, []float64{10, 48.7, 77.6}},
-		"one such work":            {[]step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 1, lasts: s / 50}, light}, []float64{10}},
-		"long collections":         {[]step{lightFor(45 * s), {cpu: 0.2, waits: 800, marks: s / 5, lasts: 20 * s}, light}, []float64{10, 46, 76}},
+		"work that does not pause": {steps: []step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 30, lasts: 20 * s}, light}, want: []float64{10, 48.7, 77.6}},
+		"one such work":            {steps: []step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 1, lasts: s / 50}, light}, want: []float64{10}},
+		"long collections":         {steps: []step{lightFor(45 * s), {cpu: 0.2, waits: 800, marks: s / 5, lasts: 20 * s}, light}, want: []float64{10, 46, 76}},
+		// The next one is after a second, and short.
+		"long collections until now": {steps: []step{light}, base: usage{collections: 2, marking: s}, want: []float64{11}},
 		// Two that waited say little of a node that is at rest.
-		"few": {[]step{idle, {cpu: 0.01, waits: 20, long: 20, lasts: s / 10}, idle}, []float64{10}},
+		"few": {steps: []step{idle, {cpu: 0.01, waits: 20, long: 20, lasts: s / 10}, idle}, want: []float64{10}},
 		// All stay for twice as long each time, until one has been enough for a while.
 		"in vain": {
-			[]step{lightFor(15 * s), busy(2 * s), lightFor(30 * s), busy(2 * s), lightFor(75 * s), busy(2 * s), light},
-			[]float64{10, 15.3, 37.4, 47.3, 89.4, 124.3, 146.4},
+			steps: []step{lightFor(15 * s), busy(2 * s), lightFor(30 * s), busy(2 * s), lightFor(75 * s), busy(2 * s), light},
+			want:  []float64{10, 15.3, 37.4, 47.3, 89.4, 124.3, 146.4},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := &steppedClock{Clock: clock.Virtual(), steps: test.steps}
+				c := &steppedClock{Clock: clock.Virtual(), steps: test.steps, base: test.base}
 				c.begun = c.Now()
 				var got []float64
 				one := false
