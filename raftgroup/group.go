@@ -14,8 +14,7 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// Group is one raft group's replica on this host. Its exported methods may be called from
-// many goroutines.
+// Group is one raft group's replica on this host. Its exported methods may be called from many goroutines.
 type Group struct {
 	h    *Host
 	w    *worker
@@ -61,8 +60,7 @@ type Group struct {
 	// inReady says that a call of raft's Ready is running. readDeferred says that it got
 	// no entries because the pass has read its share.
 	inReady, readDeferred bool
-	// installing is the snapshot that raft has accepted and the engine has not installed;
-	// held are the appends behind it.
+	// installing is the snapshot that raft has accepted and the engine has not installed; held are the appends behind it.
 	installing *install
 	held       []*pb.Message
 	receiving  *incomingSnapshot

@@ -6,6 +6,8 @@ import (
 	"os"
 	"runtime"
 	"runtime/metrics"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,7 +57,7 @@ const (
 	leastLong      = 4
 	// A look that comes so late met work that does not pause, as an encoding of ten megabytes, or a system call. Packets that
 	// came meanwhile waited too, and Go counts no waits of what it has not seen. Two looks of a hundred may, within about heldSpan.
-	// The system's scheduler alone makes one so late now and then.
+	// A look does not count where others on the machine waited for processors as long: more of them would not be there either.
 	held, mostHeld = 4 * time.Millisecond, 0.02
 	heldSpan       = 5 * time.Second
 	leastHeld      = 3.5
@@ -71,9 +73,10 @@ const (
 )
 
 // usage is what the process has used since it began: processor time, in all and for its collections of garbage, and how many of
-// those goroutines that Go measures waited for a processor, of them for how many it was long.
+// those goroutines that Go measures waited for a processor, of them for how many it was long. crowded is for how long some thread
+// of the machine waited for a processor, 0 where the system does not say.
 type usage struct {
-	cpu, marking             time.Duration
+	cpu, marking, crowded    time.Duration
 	collections, waits, long uint64
 }
 
@@ -107,7 +110,18 @@ func (m *meter) read() (u usage) {
 	for _, s := range m.samples[2:] {
 		u.marking += time.Duration(s.Value.Float64() * float64(time.Second))
 	}
+	if b, err := os.ReadFile("/proc/pressure/cpu"); err == nil {
+		u.crowded = crowded(string(b))
+	}
 	return u
+}
+
+// crowded returns the total of "some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS".
+func crowded(pressure string) time.Duration {
+	line, _, _ := strings.Cut(pressure, "\n")
+	_, total, _ := strings.Cut(line, " total=")
+	n, _ := strconv.ParseInt(total, 10, 64)
+	return time.Duration(n) * time.Microsecond
 }
 
 // followNeed measures until ctx ends, and says whenever it changes whether one processor is enough. At first it is not.
@@ -165,7 +179,7 @@ func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) 
 	sum(&n.long, span, float64(u.long-before.long))
 	sum(&n.looks, heldSpan, 1)
 	sum(&n.held, heldSpan, 0)
-	if took-pause > held {
+	if late := took - pause; late > held && u.crowded-before.crowded < late {
 		n.held++
 	}
 	if c := u.collections - before.collections; c > 0 {
