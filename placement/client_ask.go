@@ -197,8 +197,8 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 	}
 }
 
-// awaitLeader returns the leader, once one is known. A request that must not be repeated does not go to a node that may or may not
-// lead: one that is out of reach would leave its fate unknown, and there is a leader elsewhere.
+// awaitLeader returns the leader, once one is known. A request that must not be repeated does not go to a node that may not lead.
+// If that node were out of reach, nobody could say whether the request was carried out.
 func (c *Client) awaitLeader(ctx context.Context) (keyspace.NodeID, error) {
 	for {
 		if l := c.Leader(); l != 0 {

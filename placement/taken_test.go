@@ -248,8 +248,8 @@ func TestSilentNodes(t *testing.T) {
 	})
 }
 
-// TestOnlyLeadersAreAskedOnce: what must not be repeated does not go to a node that may not lead, and be it that nobody is
-// known to. It may be out of reach, and then nobody could say whether the request was carried out.
+// TestOnlyLeadersAreAskedOnce: what must not be repeated does not go to a node that may not lead, not even while nobody is
+// known to lead. It may be out of reach, and then nobody could say whether the request was carried out.
 func TestOnlyLeadersAreAskedOnce(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRightsRig(t.Context(), t)

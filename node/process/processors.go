@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"io/fs"
 	"math"
 	"os"
 	"runtime"
@@ -27,13 +28,14 @@ func UseProcessors() (stop func()) {
 	if os.Getenv("GOMAXPROCS") != "" || runtime.GOMAXPROCS(0) == 1 {
 		return func() {}
 	}
-	return useProcessors(clock.System(), newMeter().read, background.OneProcessor)
+	machine := os.DirFS("/")
+	return useProcessors(clock.System(), newMeter().read, func() bool { return crowded(machine) }, background.OneProcessor)
 }
 
-func useProcessors(c clock.Clock, read func() usage, one func(bool)) (stop func()) {
+func useProcessors(c clock.Clock, read func() usage, crowded func() bool, one func(bool)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { followNeed(ctx, c, read, one) })
+	wg.Go(func() { followNeed(ctx, c, read, crowded, one) })
 	return func() {
 		cancel()
 		wg.Wait()
@@ -57,7 +59,7 @@ const (
 	leastLong      = 4
 	// A look that comes so late met work that does not pause, as an encoding of ten megabytes, or a system call. Packets that
 	// came meanwhile waited too, and Go counts no waits of what it has not seen. Two looks of a hundred may, within about heldSpan.
-	// A look does not count where others on the machine waited for processors as long: more of them would not be there either.
+	// A look does not count while the machine has more threads to run than processors: no more of those would be there.
 	held, mostHeld = 4 * time.Millisecond, 0.02
 	heldSpan       = 5 * time.Second
 	leastHeld      = 3.5
@@ -66,17 +68,17 @@ const (
 	mostMarked = 100 * time.Millisecond
 	// A look so late says that the process stood still, and nothing of the time before.
 	stopped = time.Second
-	// One processor was enough for calmFor before there is one only. Where it then was not for as long as triedFor, this
-	// doubles up to mostCalmFor: the change stops all goroutines for a moment.
+	// There is one processor once it would have been enough for calmFor. If it then is not for as long as triedFor, the next wait
+	// is twice as long, up to mostCalmFor: a change stops all goroutines for a moment.
 	calmFor, mostCalmFor = 10 * time.Second, 5 * time.Minute
 	triedFor             = 30 * time.Second
 )
 
-// usage is what the process has used since it began: processor time, in all and for its collections of garbage, and how many of
-// those goroutines that Go measures waited for a processor, of them for how many it was long. crowded is for how long some thread
-// of the machine waited for a processor, 0 where the system does not say.
+// usage is what the process has used since it began. cpu is processor time, and marking is what collections of garbage took of it.
+// waits counts the goroutines that had to wait for a processor, and long those of them that waited for long; Go counts one of
+// eight.
 type usage struct {
-	cpu, marking, crowded    time.Duration
+	cpu, marking             time.Duration
 	collections, waits, long uint64
 }
 
@@ -110,24 +112,44 @@ func (m *meter) read() (u usage) {
 	for _, s := range m.samples[2:] {
 		u.marking += time.Duration(s.Value.Float64() * float64(time.Second))
 	}
-	if b, err := os.ReadFile("/proc/pressure/cpu"); err == nil {
-		u.crowded = crowded(string(b))
-	}
 	return u
 }
 
-// crowded returns the total of "some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS".
-func crowded(pressure string) time.Duration {
-	line, _, _ := strings.Cut(pressure, "\n")
-	_, total, _ := strings.Cut(line, " total=")
-	n, _ := strconv.ParseInt(total, 10, 64)
-	return time.Duration(n) * time.Microsecond
+// crowded says whether the machine has more threads to run than processors, by Linux's /proc/loadavg. This is the whole machine,
+// also within a container. It is false where the system does not say.
+func crowded(files fs.FS) bool {
+	average, err := fs.ReadFile(files, "proc/loadavg")
+	online, cerr := fs.ReadFile(files, "sys/devices/system/cpu/online")
+	fields := strings.Fields(string(average))
+	if err != nil || cerr != nil || len(fields) < 4 {
+		return false
+	}
+	ready, _, _ := strings.Cut(fields[3], "/")
+	n, err := strconv.Atoi(ready)
+	return err == nil && n > listed(strings.TrimSpace(string(online)))
+}
+
+// listed counts the numbers of a list such as "0-3,8"; what is no such list has very many.
+func listed(list string) (n int) {
+	for part := range strings.SplitSeq(list, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, err := strconv.Atoi(first)
+		to, lerr := strconv.Atoi(last)
+		if err != nil || lerr != nil || to < from {
+			return math.MaxInt
+		}
+		n += to - from + 1
+	}
+	return n
 }
 
 // followNeed measures until ctx ends, and says whenever it changes whether one processor is enough. At first it is not.
-func followNeed(ctx context.Context, c clock.Clock, read func() usage, one func(bool)) {
+func followNeed(ctx context.Context, c clock.Clock, read func() usage, crowded func() bool, one func(bool)) {
 	at, before := c.Now(), read()
-	n := need{rest: calmFor, busy: at}
+	n := need{rest: calmFor, busy: at, crowded: crowded}
 	if before.collections > 0 {
 		n.marked = before.marking / time.Duration(before.collections)
 	}
@@ -158,6 +180,8 @@ type need struct {
 	looks, held            float64
 	// marked is the processor time of the last collection of garbage.
 	marked time.Duration
+	// crowded says whether the machine is.
+	crowded func() bool
 }
 
 // every is how often to look.
@@ -179,7 +203,7 @@ func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) 
 	sum(&n.long, span, float64(u.long-before.long))
 	sum(&n.looks, heldSpan, 1)
 	sum(&n.held, heldSpan, 0)
-	if late := took - pause; late > held && u.crowded-before.crowded < late {
+	if took-pause > held && !n.crowded() {
 		n.held++
 	}
 	if c := u.collections - before.collections; c > 0 {

@@ -3,6 +3,7 @@ package process
 import (
 	"runtime"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 
@@ -14,8 +15,8 @@ type step struct {
 	lasts time.Duration
 	// cpu is how much of a processor is used. Goroutines wait for one, waits of them a second, and long ones of those.
 	cpu, waits, long float64
-	// crowded is for how much of the time others wait for the machine's processors.
-	crowded float64
+	// crowded is whether the machine is full.
+	crowded bool
 	// heldEvery is which looks meet something that holds the processor for 8 ms; 0 is none.
 	heldEvery int
 	// A collection of garbage takes so much processor time, once a second.
@@ -35,7 +36,7 @@ type steppedClock struct {
 // now returns the present step, and what was used before it began and since.
 func (c *steppedClock) now() (step, usage) {
 	var cpu, waits, long float64
-	var marking, crowded time.Duration
+	var marking time.Duration
 	var collections uint64
 	left := c.Now().Sub(c.begun)
 	for i, s := range c.steps {
@@ -45,11 +46,10 @@ func (c *steppedClock) now() (step, usage) {
 			d = left
 		}
 		cpu, waits, long = cpu+s.cpu*d.Seconds(), waits+s.waits*d.Seconds(), long+s.long*d.Seconds()
-		crowded += time.Duration(s.crowded * float64(d))
 		n := d / time.Second
 		collections, marking = collections+uint64(n), marking+n*s.marks
 		if left -= d; last {
-			return s, usage{time.Duration(cpu * float64(time.Second)), marking, crowded, collections, uint64(waits), uint64(long)}
+			return s, usage{time.Duration(cpu * float64(time.Second)), marking, collections, uint64(waits), uint64(long)}
 		}
 	}
 	panic("no steps")
@@ -97,7 +97,7 @@ func TestFollowNeed(t *testing.T) {
 		// Work of 8 ms, eight times a second: one look in thirty comes more than 4 ms late for it.
 		"work that does not pause": {steps: []step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 30, lasts: 20 * s}, light}, want: []float64{10, 48.7, 77.6}},
 		// Or other programs do.
-		"crowded machine":  {steps: []step{lightFor(45 * s), {cpu: 0.4, waits: 800, long: 40, crowded: 0.8, heldEvery: 10, lasts: 20 * s}, light}, want: []float64{10}},
+		"crowded machine":  {steps: []step{lightFor(45 * s), {cpu: 0.4, waits: 800, long: 40, crowded: true, heldEvery: 10, lasts: 20 * s}, light}, want: []float64{10}},
 		"one such work":    {steps: []step{lightFor(45 * s), {cpu: 0.4, waits: 800, heldEvery: 1, lasts: s / 50}, light}, want: []float64{10}},
 		"long collections": {steps: []step{lightFor(45 * s), {cpu: 0.2, waits: 800, marks: s / 5, lasts: 20 * s}, light}, want: []float64{10, 46, 76}},
 		// The next one is after a second, and short.
@@ -116,7 +116,10 @@ func TestFollowNeed(t *testing.T) {
 				c.begun = c.Now()
 				var got []float64
 				one := false
-				stop := useProcessors(c, c.read, func(now bool) {
+				stop := useProcessors(c, c.read, func() bool {
+					s, _ := c.now()
+					return s.crowded
+				}, func(now bool) {
 					if now == one {
 						return // at the end
 					}
@@ -140,16 +143,29 @@ func TestFollowNeed(t *testing.T) {
 	}
 }
 
-// TestCrowded reads what Linux writes, and nothing that it does not.
+// TestCrowded reads what Linux writes, and takes nothing for granted that it does not.
 func TestCrowded(t *testing.T) {
-	for text, want := range map[string]time.Duration{
-		"some avg10=2.38 avg60=30.53 avg300=39.63 total=8296665077\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n": 8296665077 * time.Microsecond,
-		"some avg10=0.00 avg60=0.00 avg300=0.00 total=0":                                                               0,
-		"": 0, "some total=": 0, "full": 0,
+	for _, test := range []struct {
+		average, online string
+		want            bool
+	}{
+		{"0.93 2.07 2.99 3/1294 31415\n", "0-1\n", true},
+		{"9.93 2.07 2.99 2/1294 31415\n", "0-1\n", false},
+		{"0.00 0.00 0.00 6/1294 31415\n", "0-3,8\n", true},
+		{"0.00 0.00 0.00 5/1294 31415\n", "0-3,8\n", false},
+		{"0.00 0.00 0.00 2/1294 31415\n", "0\n", true},
+		{"0.00 0.00 0.00 5000/9000 1\n", "", false},
+		{"0.00 0.00 0.00 5000/9000 1\n", "3-", false},
+		{"0.00 0.00 0.00\n", "0", false},
+		{"", "0", false},
 	} {
-		if got := crowded(text); got != want {
-			t.Errorf("%q: %v, want %v", text, got, want)
+		files := fstest.MapFS{"proc/loadavg": {Data: []byte(test.average)}, "sys/devices/system/cpu/online": {Data: []byte(test.online)}}
+		if got := crowded(files); got != test.want {
+			t.Errorf("%q with processors %q: %t", test.average, test.online, got)
 		}
+	}
+	if crowded(fstest.MapFS{}) {
+		t.Error("crowded by no files")
 	}
 }
 
