@@ -35,7 +35,7 @@ var procs struct {
 	// extra is how many additional Ps there are. one says that one P is enough where there are none of those.
 	extra int
 	one   bool
-	// owned says that one was ever true: nobody else sets GOMAXPROCS then, but for Go.
+	// owned says that OneProcessor was called: then nobody else sets GOMAXPROCS, but for Go.
 	owned bool
 	usual int
 	// byDefault is the GOMAXPROCS that Go has chosen, 0 if somebody else has.
@@ -74,10 +74,11 @@ func RunBeside(f func()) {
 }
 
 // OneProcessor says whether one P is enough while no work of low priority runs, in place of the usual number. All goroutines
-// stop briefly, as in Run.
+// stop briefly, as in Run. From its first call on, nobody else may set GOMAXPROCS.
 func OneProcessor(one bool) {
 	procs.Lock()
 	defer procs.Unlock()
+	procs.owned = true
 	set(procs.extra, one)
 }
 
@@ -120,7 +121,6 @@ func set(extra int, one bool) {
 		procs.usual = runtime.GOMAXPROCS(0)
 	}
 	procs.extra, procs.one = extra, one
-	procs.owned = procs.owned || one
 	if one && extra == 0 {
 		runtime.GOMAXPROCS(1)
 		return

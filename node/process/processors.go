@@ -35,6 +35,7 @@ func UseProcessors() (stop func()) {
 func useProcessors(c clock.Clock, read func() usage, crowded func() bool, one func(bool)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
+	one(false)
 	wg.Go(func() { followNeed(ctx, c, read, crowded, one) })
 	return func() {
 		cancel()
@@ -59,10 +60,11 @@ const (
 	leastLong      = 4
 	// A look that comes so late met work that does not pause, as an encoding of ten megabytes, or a system call. Packets that
 	// came meanwhile waited too, and Go counts no waits of what it has not seen. Two looks of a hundred may, within about heldSpan.
-	// A look does not count while the machine has more threads to run than processors: no more of those would be there.
-	held, mostHeld = 4 * time.Millisecond, 0.02
-	heldSpan       = 5 * time.Second
-	leastHeld      = 3.5
+	// While the machine has more threads to run than processors, its scheduler makes looks late too, and more threads would wait
+	// as well. So it may be more of them then; but others may not keep a node from running.
+	held, mostHeld, mostHeldOnCrowded = 4 * time.Millisecond, 0.02, 0.2
+	heldSpan                          = 5 * time.Second
+	leastHeld                         = 3.5
 	// A collection of garbage has a quarter of the processors, and they cannot become more before it ends. One that took more than
 	// this could last for half a second.
 	mostMarked = 100 * time.Millisecond
@@ -175,9 +177,9 @@ type need struct {
 	changed, busy clock.Time
 	rest          time.Duration
 	// Sums in which what was earlier counts less: seconds, seconds of processor time and waits over about span, looks over
-	// about heldSpan.
+	// about heldSpan. Of the looks that came late, held are those on a machine that was not crowded.
 	time, cpu, waits, long float64
-	looks, held            float64
+	looks, late, held      float64
 	// marked is the processor time of the last collection of garbage.
 	marked time.Duration
 	// crowded says whether the machine is.
@@ -202,10 +204,14 @@ func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) 
 	sum(&n.waits, span, float64(u.waits-before.waits))
 	sum(&n.long, span, float64(u.long-before.long))
 	sum(&n.looks, heldSpan, 1)
-	sum(&n.held, heldSpan, 0)
-	if took-pause > held && !n.crowded() {
-		n.held++
+	late, alone := 0.0, 0.0
+	if took-pause > held {
+		if late = 1; !n.crowded() {
+			alone = 1
+		}
 	}
+	sum(&n.late, heldSpan, late)
+	sum(&n.held, heldSpan, alone)
 	if c := u.collections - before.collections; c > 0 {
 		n.marked = (u.marking - before.marking) / time.Duration(c)
 	}
@@ -216,8 +222,9 @@ func (n *need) look(now clock.Time, took, pause time.Duration, u, before usage) 
 	if !n.one {
 		most = enoughOfAll
 	}
+	heldUp := n.held > max(leastHeld, mostHeld*n.looks) || n.late > max(leastHeld, mostHeldOnCrowded*n.looks)
 	switch {
-	case n.cpu > most*n.time, n.long > max(leastLong, mostLong*n.waits), n.held > max(leastHeld, mostHeld*n.looks), n.marked > mostMarked:
+	case n.cpu > most*n.time, n.long > max(leastLong, mostLong*n.waits), heldUp, n.marked > mostMarked:
 		n.busy = now
 		if !n.one {
 			return
