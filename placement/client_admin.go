@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -71,8 +72,14 @@ func (c *Client) PlacementGroup(ctx context.Context) (Status, error) {
 // TransferLeader moves the placement leadership, and with it the sequencer, to a
 // node with a voting replica, without a gap between revisions.
 func (c *Client) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
-	_, err := c.ask(ctx, &request{Kind: requestTransfer, To: to}, false)
-	return err
+	if _, err := c.ask(ctx, &request{Kind: requestTransfer, To: to}, false); err != nil {
+		return err
+	}
+	// The one before says that it leads no more before the next one does. So that one is asked, and answers once it leads.
+	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
+	defer cancel()
+	_, _ = c.PlacementGroup(ctx) // the lead is handed over in any case
+	return nil
 }
 
 // PutSetting writes one of the cluster's settings, or removes it where value is

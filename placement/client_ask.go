@@ -267,13 +267,8 @@ func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, er
 	defer stop()
 	var a response
 	err := c.attempts(ctx, repeat, func(ctx context.Context, node keyspace.NodeID) (err error) {
-		switch a, err = c.askNode(ctx, node, q); {
-		case err != nil || q.maybeOld():
-		case q.Kind == requestTransfer:
-			if q.To != node {
-				c.heard(node, q.To)
-			}
-		default:
+		// Who has handed over leads no more.
+		if a, err = c.askNode(ctx, node, q); err == nil && !q.maybeOld() && q.Kind != requestTransfer {
 			c.answered(node)
 		}
 		return err

@@ -124,3 +124,22 @@ func TestSequencerFollowsTheLoad(t *testing.T) {
 		}
 	})
 }
+
+// TestTransferShowsWhoLeads: once it is acknowledged, whoever has a replica names the new leader, as etcd does.
+func TestTransferShowsWhoLeads(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 1, 4, quiet)
+		r.startAll()
+		for range 10 {
+			leader := r.leader()
+			next, asked := r.nodes[leader.id%3], r.nodes[(leader.id+1)%3]
+			if err := asked.client.TransferLeader(t.Context(), next.id); err != nil {
+				t.Fatal(err)
+			}
+			if a, n := asked.client.Leader(), next.client.Leader(); a != next.id || n != next.id {
+				t.Errorf("node %s names %s, and the next leader, %s, names %s", asked.id, a, next.id, n)
+			}
+		}
+		r.stopAllAtOnce()
+	})
+}

@@ -110,8 +110,8 @@ func (g *Group) campaignIfFree() {
 // yieldNoMore has a voter campaign that rejects the chosen candidate: that one lacks entries, and with three voters it cannot win.
 // It is given a tick, because with five it can.
 func (g *Group) yieldNoMore() {
-	if !g.sleep.yields || g.sleep.removed || g.lead != 0 || !g.conf.votes(g.self) || g.rn.BasicStatus().RaftState != raft.StateFollower {
-		return
+	if !g.sleep.yields || g.sleep.removed || g.lead != 0 || !g.conf.votes(g.self) || g.rn.BasicStatus().RaftState == raft.StateCandidate {
+		return // in the last case somebody has granted it a pre-vote
 	}
 	g.sleep.yields = false
 	g.sleep.campaign, g.sleep.asks, g.sleep.asked = true, 0, g.w.now.Add(g.h.cfg.TickInterval/2)

@@ -165,9 +165,7 @@ func TestHoldIsReleased(t *testing.T) {
 		t.Errorf("nonsense: %d, %s", code, errs)
 	}
 	f.stop()
-	if all := heldNow(t, url); len(all) != 0 {
-		t.Errorf("behind the end there are %+v", all)
-	}
+	awaits(t, "the node hears that no hold is left", func() bool { return len(heldNow(t, url)) == 0 })
 }
 
 // TestFollowWhileTheTargetFails: a target that fails for a while costs no chain: the next backup has all versions since the
@@ -231,9 +229,7 @@ func TestIncrementalAfterCompaction(t *testing.T) {
 	if out := said(t.Context(), t, "skein backup verify "+dir+" --deep"); !strings.Contains(out, "2 chains, 4 backups") || !strings.Contains(out, "0 problems") {
 		t.Error(out)
 	}
-	if all := heldNow(t, url); len(all) != 0 {
-		t.Errorf("behind the end there are %+v", all)
-	}
+	awaits(t, "the node hears that no hold is left", func() bool { return len(heldNow(t, url)) == 0 })
 }
 
 // TestResumeAfterKill: a backup whose process is killed goes on at its revision, though clients have changed, deleted and
@@ -289,7 +285,5 @@ func TestResumeAfterKill(t *testing.T) {
 	if got := said(t.Context(), t, "skein backup verify file://"+dir+" --deep"); !strings.Contains(got, "30 versions read; 0 problems") {
 		t.Error(got)
 	}
-	if all := heldNow(t, url); len(all) != 0 {
-		t.Errorf("behind the end there are %+v", all)
-	}
+	awaits(t, "the node hears that no hold is left", func() bool { return len(heldNow(t, url)) == 0 })
 }
