@@ -35,7 +35,7 @@ func UseProcessors() (stop func()) {
 func useProcessors(c clock.Clock, read func() usage, crowded func() bool, one func(bool)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	one(false)
+	one(false) // from here on GOMAXPROCS is what this says
 	wg.Go(func() { followNeed(ctx, c, read, crowded, one) })
 	return func() {
 		cancel()
@@ -76,9 +76,8 @@ const (
 	triedFor             = 30 * time.Second
 )
 
-// usage is what the process has used since it began. cpu is processor time, and marking is what collections of garbage took of it.
-// waits counts the goroutines that had to wait for a processor, and long those of them that waited for long; Go counts one of
-// eight.
+// usage is what the process has used since it began. cpu is processor time, and marking the part of collections of garbage. waits
+// counts the goroutines that waited for a processor, and long those that did for long. Go counts one of eight.
 type usage struct {
 	cpu, marking             time.Duration
 	collections, waits, long uint64
@@ -177,7 +176,7 @@ type need struct {
 	changed, busy clock.Time
 	rest          time.Duration
 	// Sums in which what was earlier counts less: seconds, seconds of processor time and waits over about span, looks over
-	// about heldSpan. Of the looks that came late, held are those on a machine that was not crowded.
+	// about heldSpan. late are the looks that came late, and held those of them while the machine was not crowded.
 	time, cpu, waits, long float64
 	looks, late, held      float64
 	// marked is the processor time of the last collection of garbage.
