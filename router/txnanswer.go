@@ -2,9 +2,10 @@ package router
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"maps"
 	"slices"
-	"sort"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -20,8 +21,6 @@ import (
 type assembly struct {
 	r    *Router
 	plan *plan
-	// participants are the prepared ones; there are none if the transaction changes nothing.
-	participants []*participant
 	// rev is the revision that the answer reports. If changed, it is the transaction's own, and
 	// the state before is that of the revision before.
 	rev     keyspace.Revision
@@ -30,6 +29,9 @@ type assembly struct {
 	base readPoint
 
 	number int
+	// results are those of the ranges that no operation has taken yet, by the number of their operation, then in key order.
+	// There are none if the transaction changes nothing.
+	results []writeResult
 	// wrote says that an operation so far has changed something.
 	wrote bool
 	own   ownState
@@ -89,23 +91,15 @@ func (o *ownState) without(s keyspace.Span) []keyspace.Span {
 }
 
 func (o *ownState) delete(s keyspace.Span) {
-	o.deleted = append(slices.Clip(o.deleted), s)
-	keys := map[string]*ownKey{}
-	for k, v := range o.keys {
-		if !s.Contains([]byte(k)) {
-			keys[k] = v
-		}
-	}
-	o.keys = keys
+	o.deleted = append(o.deleted, s)
+	maps.DeleteFunc(o.keys, func(k string, _ *ownKey) bool { return s.Contains([]byte(k)) })
 }
 
 func (o *ownState) put(kv *mvccpb.KeyValue, lived bool) {
-	keys := make(map[string]*ownKey, len(o.keys)+1)
-	for k, v := range o.keys {
-		keys[k] = v
+	if o.keys == nil {
+		o.keys = map[string]*ownKey{}
 	}
-	keys[string(kv.GetKey())] = &ownKey{kv, lived}
-	o.keys = keys
+	o.keys[string(kv.GetKey())] = &ownKey{kv, lived}
 }
 
 // run builds the answer.
@@ -159,27 +153,33 @@ func (a *assembly) header() *pb.ResponseHeader {
 	return header(a.rev)
 }
 
-// results returns the ranges' results of the current operation in key order, and the writes that
-// they belong to.
-func (a *assembly) results() (rs []*rangeapi.WriteResult, ops []proto.Message) {
-	type found struct {
-		r  *rangeapi.WriteResult
-		op proto.Message
-		at []byte
-	}
-	var all []found
-	for _, p := range a.participants {
+// writeResult is a range's result of one operation, and the write that it belongs to.
+type writeResult struct {
+	*rangeapi.WriteResult
+	op proto.Message
+	at []byte
+}
+
+// resultsOf returns the results of all prepared participants, by the number of their operation, then in key order.
+func resultsOf(participants []*participant) (all []writeResult) {
+	for _, p := range participants {
 		for i := range p.answer.Results {
-			if r := &p.answer.Results[i]; int(r.Number) == a.number {
-				all = append(all, found{r, p.op.Writes[i].Op, p.rt.desc.Span.Start})
-			}
+			all = append(all, writeResult{&p.answer.Results[i], p.op.Writes[i].Op, p.rt.desc.Span.Start})
 		}
 	}
-	sort.Slice(all, func(i, j int) bool { return bytes.Compare(all[i].at, all[j].at) < 0 })
-	for _, f := range all {
-		rs, ops = append(rs, f.r), append(ops, f.op)
+	slices.SortFunc(all, func(x, y writeResult) int { return cmp.Or(cmp.Compare(x.Number, y.Number), bytes.Compare(x.at, y.at)) })
+	return all
+}
+
+// take takes the results of the current operation.
+func (a *assembly) take() (rs []writeResult) {
+	for len(a.results) > 0 && int(a.results[0].Number) <= a.number {
+		if int(a.results[0].Number) == a.number {
+			rs = append(rs, a.results[0])
+		}
+		a.results = a.results[1:]
 	}
-	return rs, ops
+	return rs
 }
 
 // known fills in the transaction's own revision.
@@ -196,8 +196,7 @@ func (a *assembly) known(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
 func (a *assembly) put(p *pb.PutRequest) *pb.PutResponse {
 	a.number++
 	resp := &pb.PutResponse{}
-	rs, _ := a.results()
-	for _, r := range rs {
+	for _, r := range a.take() {
 		a.wrote = true
 		kv := &mvccpb.KeyValue{
 			Key: p.GetKey(), Value: p.GetValue(), Version: r.Version, CreateRevision: int64(r.Create), Lease: int64(r.Lease),
@@ -217,8 +216,7 @@ func (a *assembly) put(p *pb.PutRequest) *pb.PutResponse {
 func (a *assembly) remove(d *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 	a.number++
 	resp := &pb.DeleteRangeResponse{}
-	rs, ops := a.results()
-	for i, r := range rs {
+	for _, r := range a.take() {
 		resp.Deleted += r.Deleted
 		for _, prev := range r.Prevs {
 			resp.PrevKvs = append(resp.PrevKvs, a.known(prev))
@@ -228,7 +226,7 @@ func (a *assembly) remove(d *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 			continue
 		}
 		// Nobody has counted these keys yet.
-		o := ops[i].(*pb.DeleteRangeRequest)
+		o := r.op.(*pb.DeleteRangeRequest)
 		count := &pb.RangeResponse{}
 		a.overlaid(&pb.RangeRequest{Key: o.GetKey(), RangeEnd: o.GetRangeEnd(), CountOnly: true}, count, func() {})
 		a.sums = append(a.sums, func() { resp.Deleted += count.GetCount() })

@@ -57,7 +57,7 @@ func (a *txnAttempt) finish(ctx context.Context) (*pb.TxnResponse, error) {
 		return nil, d.err
 	}
 	as := &assembly{
-		r: a.t.r, plan: a.plan, participants: a.ps.order, rev: d.revision, changed: true,
+		r: a.t.r, plan: a.plan, results: resultsOf(a.ps.order), rev: d.revision, changed: true,
 		base: readPoint{rev: d.revision, txn: &a.name, reserved: &a.t.answer},
 	}
 	resp, err := as.run(ctx, a.t.req)
