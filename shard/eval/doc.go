@@ -41,6 +41,7 @@
 //	spancount.go     living applied keys of spans that transactions count
 //	overlay.go       pending versions by key
 //	versioncache.go  newest applied versions, and the epochs in which they are true
+//	slotindex.go     the index of the version cache
 //	pending.go       batches, transactions and versions that are not applied
 //	store.go         the applied state in the engine
 //	budget.go        what requests may hold of what they read

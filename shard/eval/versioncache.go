@@ -112,7 +112,7 @@ func (v CachedVersion) keep() CachedVersion {
 // cachePart is a second-chance (clock) cache.
 type cachePart struct {
 	mu    sync.Mutex
-	index map[string]int32
+	index slotIndex
 	slots []cacheSlot
 	// free are the slots without an entry.
 	free []int32
@@ -124,6 +124,7 @@ type cachePart struct {
 type cacheSlot struct {
 	// key is the epoch in eight bytes, and the key; empty for a free slot.
 	key     string
+	hash    uint32
 	version CachedVersion
 	// used says that the entry was read since the hand last passed it.
 	used bool
@@ -133,7 +134,7 @@ type cacheSlot struct {
 func NewVersionCache(maxBytes int64) *VersionCache {
 	c := &VersionCache{seed: maphash.MakeSeed()}
 	for i := range c.parts {
-		c.parts[i] = cachePart{index: make(map[string]int32), max: maxBytes / cacheParts}
+		c.parts[i].max = maxBytes / cacheParts
 	}
 	return c
 }
@@ -146,22 +147,33 @@ func cacheKey(dst []byte, e KeyEpoch, key []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(dst, uint64(e)), key...)
 }
 
-func (c *VersionCache) part(name []byte) *cachePart {
-	return &c.parts[maphash.Bytes(c.seed, name)%cacheParts]
+// part returns where a name belongs, and its hash there.
+func (c *VersionCache) part(name []byte) (p *cachePart, hash uint32) {
+	h := maphash.Bytes(c.seed, name)
+	return &c.parts[h%cacheParts], uint32(h >> 32)
+}
+
+// findLocked returns the slot of a name, nil for none.
+func (p *cachePart) findLocked(hash uint32, name []byte) *cacheSlot {
+	for i, b := p.index.find(hash, int(hash)); i >= 0; i, b = p.index.find(hash, b+1) {
+		if s := &p.slots[i]; s.key == string(name) {
+			return s
+		}
+	}
+	return nil
 }
 
 // Get returns what is known of the key.
 func (c *VersionCache) Get(e KeyEpoch, key []byte) (found CachedVersion, ok bool) {
 	var short [128]byte
 	name := cacheKey(short[:0], e, key)
-	p := c.part(name)
+	p, hash := c.part(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i, ok := p.index[string(name)]
-	if !ok {
+	s := p.findLocked(hash, name)
+	if s == nil {
 		return CachedVersion{}, false
 	}
-	s := &p.slots[i]
 	s.used = true
 	return s.version, true
 }
@@ -174,12 +186,11 @@ func (c *VersionCache) Put(e KeyEpoch, key []byte, v CachedVersion) {
 	}
 	var short [128]byte
 	name := cacheKey(short[:0], e, key)
-	p := c.part(name)
+	p, hash := c.part(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	v = v.keep()
-	if i, ok := p.index[string(name)]; ok {
-		s := &p.slots[i]
+	if s := p.findLocked(hash, name); s != nil {
 		p.bytes -= s.bytes()
 		s.version = v
 		p.bytes += s.bytes()
@@ -188,7 +199,7 @@ func (c *VersionCache) Put(e KeyEpoch, key []byte, v CachedVersion) {
 		}
 		return
 	}
-	s := cacheSlot{version: v}
+	s := cacheSlot{hash: hash, version: v}
 	cost := int64(len(name)) + s.bytes()
 	if cost > p.max {
 		return
@@ -204,7 +215,7 @@ func (c *VersionCache) Put(e KeyEpoch, key []byte, v CachedVersion) {
 	p.free = p.free[:len(p.free)-1]
 	s.key = string(name)
 	p.slots[i] = s
-	p.index[s.key] = i
+	p.index.add(hash, i)
 	p.bytes += cost
 }
 
@@ -232,7 +243,7 @@ func (p *cachePart) evictLocked() {
 
 func (p *cachePart) removeLocked(i int32) {
 	s := &p.slots[i]
-	delete(p.index, s.key)
+	p.index.remove(s.hash, i)
 	p.bytes -= s.bytes()
 	p.free = append(p.free, i)
 	*s = cacheSlot{}

@@ -54,13 +54,18 @@ func TestVersionCacheModel(t *testing.T) {
 	for i := range h.parts {
 		p := &h.parts[i]
 		bytes := int64(0)
-		for _, at := range p.index {
-			bytes += p.slots[at].bytes()
+		for i := range p.slots {
+			if s := &p.slots[i]; s.key != "" {
+				if p.findLocked(s.hash, []byte(s.key)) != s {
+					t.Fatalf("%q is in slot %d, and not in the index", s.key, i)
+				}
+				bytes += s.bytes()
+			}
 		}
 		if bytes != p.bytes || p.bytes > p.max {
 			t.Errorf("part %d holds %d bytes, counts %d, may hold %d", i, bytes, p.bytes, p.max)
 		}
-		if free := len(p.slots) - len(p.index); free != len(p.free) {
+		if free := len(p.slots) - p.index.n; free != len(p.free) {
 			t.Errorf("part %d has %d free slots, lists %d", i, free, len(p.free))
 		}
 		total += bytes
