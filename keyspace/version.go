@@ -18,6 +18,8 @@ const (
 	VersionAccess Version = 4
 	// VersionData: holds, and a cluster that is being loaded.
 	VersionData Version = 4
+	// VersionLeases: a lease can be granted with a span, and an entry has keys of a lease that it attaches.
+	VersionLeases Version = 4
 )
 
 // A build reads and writes these two versions, and no other. The cluster version is raised from

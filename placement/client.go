@@ -105,6 +105,7 @@ func NewClient(o ClientOptions) *Client {
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.queue.init()
 	c.renewals.init()
+	c.registrations.init()
 	c.reports.init()
 	c.reporter.init()
 	c.maps.init()
@@ -117,6 +118,7 @@ func (c *Client) Start() {
 	c.wait.Go(c.sequenceLoop)
 	c.wait.Go(c.refuseLoop)
 	c.wait.Go(c.renewLoop)
+	c.wait.Go(c.registerLoop)
 	c.wait.Go(c.reportLoop)
 	c.wait.Go(c.followReplica)
 	c.wait.Go(c.feedLoop)
@@ -128,8 +130,8 @@ func (c *Client) Start() {
 // Stop ends the Client and waits for its goroutines. Requests for revisions that
 // wait are answered with Stopped.
 func (c *Client) Stop() {
-	c.cancel()
 	c.registrations.close()
+	c.cancel()
 	c.wait.Wait()
 	c.drain()
 }

@@ -39,17 +39,6 @@ type renewQueue struct {
 
 func (q *renewQueue) init() { q.wake = wake.New() }
 
-// registrations counts the registrations under way.
-type registrations struct {
-	mu sync.Mutex
-	// Guarded by mu.
-	running int
-	closed  bool
-}
-
-// maxRegistrations bounds them.
-const maxRegistrations = 4096
-
 // LeaseInfo is what a look at a lease finds.
 type LeaseInfo struct {
 	// Phase is LeaseGone or LeaseLive.
@@ -92,66 +81,6 @@ func (c *Client) GrantLease(ctx context.Context, id keyspace.LeaseID, ttl int64,
 	return a.Leases[0].TTL, a.Revision, nil
 }
 
-// Register registers a span with a lease, as RegisterLease does, and calls done exactly once,
-// from a goroutine of the Client's; only after Stop, with Stopped, before Register returns. If
-// the answer does not come in time, done gets a Timeout: the span may be registered or not.
-func (c *Client) Register(id keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error)) {
-	g := &c.registrations
-	g.mu.Lock()
-	closed := g.closed
-	defer func() {
-		g.mu.Unlock()
-		if closed {
-			done(keyspace.LeaseRegistration{}, kverror.New(kverror.Stopped, "register a span with lease %x", int64(id)))
-		}
-	}()
-	switch {
-	case closed:
-	case g.running >= maxRegistrations:
-		c.wait.Go(func() {
-			done(keyspace.LeaseRegistration{}, kverror.New(kverror.TooManyRequests, "%d registrations with leases under way", maxRegistrations))
-		})
-	default:
-		g.running++
-		c.wait.Go(func() {
-			reg, err := c.RegisterLease(c.ctx, id, span)
-			g.mu.Lock()
-			g.running--
-			g.mu.Unlock()
-			if err != nil && c.ctx.Err() != nil {
-				err = kverror.New(kverror.Stopped, "register a span with lease %x", int64(id))
-			}
-			done(reg, err)
-		})
-	}
-}
-
-func (g *registrations) close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-}
-
-// RegisterLease adds a span to those where keys of a lease can be. It waits while the end of
-// the lease is decided and not done, and for an answer up to SequenceTimeout. LeaseNotFound where there is no such lease;
-// TooManyRanges where it has keys in too many.
-func (c *Client) RegisterLease(ctx context.Context, id keyspace.LeaseID, span keyspace.Span) (keyspace.LeaseRegistration, error) {
-	for {
-		asking, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.SequenceTimeout)
-		a, err := c.one(asking, leaseRequest{Op: leaseRegister, ID: id, Span: span}, true)
-		cancel()
-		if err != nil {
-			return keyspace.LeaseRegistration{}, err
-		}
-		if st := a.Leases[0]; st.Phase == LeaseLive {
-			return keyspace.LeaseRegistration{Incarnation: st.Incarnation}, nil
-		}
-		if _, _, err := c.awaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
-			return keyspace.LeaseRegistration{}, err
-		}
-	}
-}
-
 // KeepLeaseAlive begins the TTL of a lease anew and returns it, 0 where there is no such
 // lease, and a revision that was current before. The lease does not expire before the
 // TTL has passed since the call. A lease that has expired, and is still there, is waited
@@ -167,7 +96,7 @@ func (c *Client) KeepLeaseAlive(ctx context.Context, id keyspace.LeaseID) (int64
 			return a.status.TTL, a.revision, nil
 		case LeaseGone:
 			return 0, a.revision, nil
-		case LeaseEnding:
+		case LeaseEnding, LeaseUnregistered:
 		}
 		wait := leaseRequest{Op: leaseWait, ID: id, Incarnation: a.status.Incarnation}
 		if _, err = c.one(ctx, wait, true); err == nil {
@@ -330,7 +259,7 @@ func (c *Client) listLeases(ctx context.Context) (live []LeaseStatus, ending []f
 				live = append(live, st)
 			case LeaseEnding:
 				ending = append(ending, st.LeaseRef)
-			case LeaseGone:
+			case LeaseGone, LeaseUnregistered:
 			}
 		}
 		if !a.More || len(a.Leases) == 0 {

@@ -119,6 +119,7 @@ func sampleLeaseRequests() []leaseRequest {
 		{Op: leaseRevoke, ID: 0x7b},
 		{Op: leaseWait, ID: 0x7b, Incarnation: 44},
 		{Op: leaseRevokeChecked, ID: 0x7b, Incarnation: 44, Checked: 57},
+		{Op: leaseRegisterAll, Registrations: []fsm.RegisterLease{{ID: 0x7b, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}}, {ID: -2}}},
 	}
 }
 

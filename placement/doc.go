@@ -85,6 +85,7 @@
 //	client_setting.go     settings by which placement decides
 //	client_node.go        rows of nodes
 //	client_map.go         the map follows the leader, ranges' descriptors are reported
+//	client_register.go    registrations of spans with leases, in batches
 //	client_lease.go       requests about leases, renewals in batches
 //	client_sequence.go    requests for revisions, in batches
 //	client_load.go        the load of a new cluster: its steps, and how far it is

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
@@ -107,6 +108,8 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 		return s.serveLeaseChange(ctx, fsm.RevokeChecked{Lease: fsm.LeaseRef{ID: q.ID, Incarnation: q.Incarnation}, At: q.Checked})
 	case leaseRegister:
 		return s.serveLeaseRegister(ctx, q)
+	case leaseRegisterAll:
+		return s.serveLeaseRegisterAll(ctx, q)
 	case leaseRenew, leaseLook, leaseList, leaseWait:
 	}
 	// The answer is about a moment at which this node led, after the request had arrived.
@@ -151,7 +154,39 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 	if s.o.Full != nil && s.o.Full() {
 		return leaseResponse{}, kverror.New(kverror.NoSpace, "grant lease %x", int64(q.ID))
 	}
-	return s.serveLeaseChange(ctx, fsm.GrantLease{ID: q.ID, TTL: max(q.TTL, s.o.MinLeaseTTL)})
+	ttl := max(q.TTL, s.o.MinLeaseTTL)
+	if span, ok := s.usual.get(); ok && s.View().Map.ClusterVersion >= keyspace.VersionLeases {
+		return s.serveLeaseChange(ctx, fsm.GrantLeaseIn{ID: q.ID, TTL: ttl, Span: span})
+	}
+	return s.serveLeaseChange(ctx, fsm.GrantLease{ID: q.ID, TTL: ttl})
+}
+
+// usualSpan is where the keys of a new lease are expected: in the span that the last registrations were all of. A lease that is
+// granted with that span needs no entry of its own for it later. Where the guess is wrong, the lease's end asks a range more.
+type usualSpan struct {
+	mu sync.Mutex
+	// Guarded by mu. times is how often the span was registered one after the other.
+	span  keyspace.Span
+	times int
+}
+
+// usualAfter is after how many registrations of a span the next lease is expected to have keys there too.
+const usualAfter = 16
+
+func (u *usualSpan) registered(s keyspace.Span) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.times == 0 || !u.span.Equal(s) {
+		u.span, u.times = s, 0
+	}
+	u.times = min(u.times+1, usualAfter)
+}
+
+// get returns the usual span; ok is false where there is none.
+func (u *usualSpan) get() (s keyspace.Span, ok bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.span, u.times == usualAfter
 }
 
 // serveLeaseChange proposes a change of one lease's record, and answers with the record
@@ -172,6 +207,14 @@ func (s *Service) serveLeaseChange(ctx context.Context, op fsm.Effect) (leaseRes
 // serveLeaseRegister registers a span. If the span is registered already, nothing has to be
 // committed. But this node must still lead.
 func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
+	a, err := s.registerLease(ctx, q)
+	if err == nil {
+		s.usual.registered(q.Span)
+	}
+	return a, err
+}
+
+func (s *Service) registerLease(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
 	l, ok := s.View().Lease(q.ID)
 	if !ok || !l.Closed() && !l.Covers(q.Span) {
 		return s.serveLeaseChange(ctx, fsm.RegisterLease{ID: q.ID, Span: q.Span})
@@ -184,6 +227,54 @@ func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leas
 		return s.serveLeaseChange(ctx, fsm.RegisterLease{ID: q.ID, Span: q.Span})
 	}
 	return leaseResponse{Revision: last, Leases: []LeaseStatus{recordStatus(l)}}, nil
+}
+
+// serveLeaseRegisterAll registers spans by one entry, if some of them are not registered yet.
+func (s *Service) serveLeaseRegisterAll(ctx context.Context, q *leaseRequest) (a leaseResponse, err error) {
+	missing := s.unregistered(q.Registrations)
+	if len(missing) == 0 {
+		if _, a.Revision, err = s.sequencer.Confirm(ctx); err != nil {
+			return leaseResponse{}, err
+		}
+		missing = s.unregistered(q.Registrations)
+	}
+	if len(missing) > 0 {
+		ls := s.machine.leaderState()
+		if !ls.Ready {
+			return leaseResponse{}, s.refusal()
+		}
+		if err = s.propose(ctx, ls.Term, fsm.RegisterLeases{Leases: missing}).Err; err != nil {
+			return leaseResponse{}, err
+		}
+		if a.Revision, err = s.lastRevision(ls.Term); err != nil {
+			return leaseResponse{}, err
+		}
+	}
+	v := s.View()
+	for _, r := range q.Registrations {
+		st := LeaseStatus{LeaseRef: fsm.LeaseRef{ID: r.ID}}
+		if l, ok := v.Lease(r.ID); ok {
+			if st = recordStatus(l); st.Phase == LeaseLive && !l.Covers(r.Span) {
+				st.Phase = LeaseUnregistered
+			}
+		}
+		if st.Phase == LeaseLive {
+			s.usual.registered(r.Span)
+		}
+		a.Leases = append(a.Leases, st)
+	}
+	return a, nil
+}
+
+// unregistered returns those whose leases live and do not list the span.
+func (s *Service) unregistered(all []fsm.RegisterLease) (missing []fsm.RegisterLease) {
+	v := s.View()
+	for _, r := range all {
+		if l, ok := v.Lease(r.ID); ok && !l.Closed() && !l.Covers(r.Span) {
+			missing = append(missing, r)
+		}
+	}
+	return missing
 }
 
 func recordStatus(l *fsm.Lease) LeaseStatus {
@@ -207,7 +298,7 @@ func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspac
 		}
 	case LeaseGone:
 		a.Revision, err = s.lastRevision(term) // at or above that of its deletion
-	case LeaseEnding:
+	case LeaseEnding, LeaseUnregistered:
 	}
 	return a, err
 }

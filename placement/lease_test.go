@@ -201,6 +201,157 @@ func TestLeaseRequests(t *testing.T) {
 	})
 }
 
+// TestGrantsInTheUsualSpan: a lease lists a span from the beginning if many leases in turn were registered there. Its
+// registration is no entry then. A registration elsewhere ends that.
+func TestGrantsInTheUsualSpan(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 23, 3, quiet)
+		r.startAll()
+		r.leader()
+		r.publish(t.Context())
+		leader, c, last := r.leader(), r.nodes[0].client, keyspace.LeaseID(0)
+		usual, other := keyspace.Span{Start: []byte("a"), End: []byte("m")}, keyspace.Span{Start: []byte("m")}
+		// grant grants a lease, which has to list what is wanted.
+		grant := func(when string, want ...keyspace.Span) keyspace.LeaseID {
+			t.Helper()
+			last++
+			if _, _, err := c.GrantLease(t.Context(), last, 60, false); err != nil {
+				t.Fatal(err)
+			}
+			if info, err := c.LookLease(t.Context(), last); err != nil || !slices.EqualFunc(info.Spans, want, keyspace.Span.Equal) {
+				t.Fatalf("granted %s: in %v, %v, want %v", when, info.Spans, err, want)
+			}
+			return last
+		}
+		register := func(id keyspace.LeaseID, span keyspace.Span) (entries uint64) {
+			t.Helper()
+			before := leader.service.View().Index
+			if _, err := c.RegisterLease(t.Context(), id, span); err != nil {
+				t.Fatal(err)
+			}
+			return leader.service.View().Index - before
+		}
+		if err := c.RaiseVersion(t.Context(), keyspace.VersionLeases-1); err != nil {
+			t.Fatal(err)
+		}
+		for range usualAfter {
+			if n := register(grant("before there is a usual span"), usual); n != 1 {
+				t.Fatalf("%d entries register a span", n)
+			}
+		}
+		grant("in an older cluster version")
+		if err := c.RaiseVersion(t.Context(), keyspace.VersionLeases); err != nil {
+			t.Fatal(err)
+		}
+		id := grant("after many registrations", usual)
+		if n := register(id, keyspace.Span{Start: []byte("b"), End: []byte("c")}); n != 0 {
+			t.Fatalf("%d entries register what the lease lists", n)
+		}
+		grant("after one of another span")
+		for range usualAfter {
+			register(id, usual)
+		}
+		if n := register(grant("after many again", usual), other); n != 1 {
+			t.Fatalf("%d entries register another span", n)
+		}
+		grant("after one elsewhere")
+	})
+}
+
+// TestRegistrationsTogether: registrations that a node makes at a time go together, and each has its own outcome.
+func TestRegistrationsTogether(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 24, 3, quiet)
+		r.startAll()
+		r.written.Store(uint32(keyspace.VersionLeases))
+		leader := r.leader()
+		n := r.nodes[0]
+		if n == leader {
+			n = r.nodes[1]
+		}
+		c := n.client
+		type outcome struct {
+			id  keyspace.LeaseID
+			reg keyspace.LeaseRegistration
+			err error
+		}
+		// register registers a span for each lease, and returns how many entries that took.
+		register := func(ids []keyspace.LeaseID, span func(i int) keyspace.Span) (all []outcome, entries uint64) {
+			t.Helper()
+			before := leader.service.View().Index
+			ch := make(chan outcome, len(ids))
+			for i, id := range ids {
+				c.Register(id, span(i), func(reg keyspace.LeaseRegistration, err error) { ch <- outcome{id, reg, err} })
+			}
+			for range ids {
+				all = append(all, <-ch)
+			}
+			return all, leader.service.View().Index - before
+		}
+		single := func(i int) keyspace.Span { return keyspace.Single(fmt.Appendf(nil, "k%04d", i)) }
+		var ids []keyspace.LeaseID
+		for id := range keyspace.LeaseID(300) {
+			if ids = append(ids, id+1); id < 299 {
+				if _, _, err := c.GrantLease(t.Context(), id+1, 60, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, most := range []uint64{4, 0} { // the second time the records list all of it
+			all, entries := register(ids, single)
+			for _, o := range all {
+				if o.id == 300 {
+					wantKind(t, "register with an unknown lease", o.err, kverror.LeaseNotFound)
+				} else if info, err := c.LookLease(t.Context(), o.id); err != nil || o.err != nil || o.reg.Incarnation != info.Incarnation || len(info.Spans) != 1 {
+					t.Fatalf("lease %d: %+v, now %+v, %v", o.id, o, info, err)
+				}
+			}
+			if entries > most {
+				t.Errorf("%d entries for %d registrations, want %d at most", entries, len(ids), most)
+			}
+		}
+		// One lease, in more ranges than it may have keys in.
+		all, _ := register(slices.Repeat(ids[:1], 1000), single)
+		refused := 0
+		for _, o := range all {
+			if o.err != nil {
+				wantKind(t, "register one span too many", o.err, kverror.TooManyRanges)
+				refused++
+			}
+		}
+		if info, err := c.LookLease(t.Context(), 1); err != nil || refused != 1000-len(info.Spans) {
+			t.Errorf("%d were refused of 1000, and %d are listed, %v", refused, len(info.Spans), err)
+		}
+		// One that ends is waited for, and holds nobody else up.
+		leader.leases.linger = 3 * time.Second
+		revoked := make(chan error, 1)
+		go func() { _, err := n.client.RevokeLease(t.Context(), 2); revoked <- err }()
+		time.Sleep(100 * time.Millisecond)
+		start := time.Now()
+		ends := make(chan error, 1)
+		c.Register(2, single(7), func(_ keyspace.LeaseRegistration, err error) { ends <- err })
+		if all, _ := register(ids[2:3], single); all[0].err != nil || time.Since(start) > time.Second {
+			t.Errorf("another lease: %v after %v", all[0].err, time.Since(start))
+		}
+		wantKind(t, "register with a lease that ends", <-ends, kverror.LeaseNotFound)
+		if err := <-revoked; err != nil {
+			t.Error(err)
+		}
+		// A client that stops answers all.
+		stopped := make(chan error, 10)
+		r.net.Crash(leader.id)
+		for i := range 10 {
+			c.Register(ids[3+i], single(500), func(_ keyspace.LeaseRegistration, err error) { stopped <- err })
+		}
+		n.stop()
+		for range 10 {
+			wantKind(t, "register, and stop", <-stopped, kverror.Stopped)
+		}
+		c.Register(3, single(1), func(_ keyspace.LeaseRegistration, err error) { stopped <- err })
+		wantKind(t, "register after the stop", <-stopped, kverror.Stopped)
+	})
+}
+
 // TestLeaseStays: everybody who waits for the end of a lease goes on when that decision is taken back. Two revokes with
 // a check share their fate, and one without a check ends the lease.
 func TestLeaseStays(t *testing.T) {

@@ -30,6 +30,8 @@ const (
 	// leaseRevokeChecked decides that the lease ID of Incarnation ends, unless a key of it was written after
 	// Checked.
 	leaseRevokeChecked
+	// leaseRegisterAll registers spans with several leases.
+	leaseRegisterAll
 )
 
 // leaseRequest is one request about leases. Which fields count depends on Op.
@@ -41,6 +43,8 @@ type leaseRequest struct {
 	Incarnation keyspace.LeaseIncarnation
 	IDs         []keyspace.LeaseID
 	Checked     keyspace.Revision
+	// Registrations are at most fsm.MaxRegistrations.
+	Registrations []fsm.RegisterLease
 }
 
 // LeasePhase is how far a lease is.
@@ -52,6 +56,8 @@ const (
 	LeaseGone LeasePhase = iota
 	LeaseLive
 	LeaseEnding
+	// LeaseUnregistered is a lease whose record could not list the span: whoever asks for that one alone learns why.
+	LeaseUnregistered
 )
 
 // LeaseStatus is what the leader says of a lease.
@@ -98,6 +104,8 @@ func (q *leaseRequest) append(dst []byte) []byte {
 		return binary.AppendUvarint(fsm.AppendLeaseID(dst, q.ID), uint64(q.Incarnation))
 	case leaseRevokeChecked:
 		return fsm.AppendRevision(binary.AppendUvarint(fsm.AppendLeaseID(dst, q.ID), uint64(q.Incarnation)), q.Checked)
+	case leaseRegisterAll:
+		return fsm.AppendRegistrations(dst, q.Registrations)
 	}
 	panic(fmt.Sprintf("placement: encode request %d about leases", q.Op))
 }
@@ -123,6 +131,8 @@ func readLeaseRequest(r *fsm.Reader) leaseRequest {
 		if q.Checked == 0 {
 			r.Failf("keys of a lease checked at revision 0")
 		}
+	case leaseRegisterAll:
+		q.Registrations = r.Registrations()
 	default:
 		r.Failf("unknown request %d about leases", q.Op)
 	}
@@ -148,7 +158,7 @@ func readLeaseResponse(r *fsm.Reader) leaseResponse {
 	n := r.CountUpTo(fsm.MaxLeaseBatch, 12)
 	for range n {
 		l := LeaseStatus{LeaseRef: fsm.LeaseRef{ID: r.LeaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint())}}
-		if l.Phase = LeasePhase(r.Byte()); l.Phase > LeaseEnding {
+		if l.Phase = LeasePhase(r.Byte()); l.Phase > LeaseUnregistered {
 			r.Failf("phase %d of a lease", l.Phase)
 		}
 		l.TTL, l.Remaining = r.LeaseTTL(), time.Duration(r.Varint())

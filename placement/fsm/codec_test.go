@@ -77,6 +77,8 @@ func sampleCommands() []Command {
 		ChangeLoad{Step: LoadRegister, Nonce: 0xa1b2, Leases: []LoadedLease{{ID: -2, Spans: []keyspace.Span{{Start: []byte("b"), End: []byte("d")}}}}},
 		ChangeLoad{Step: LoadFinish, Nonce: 0xa1b2, Position: 310, Compacted: 200, Set: 0x5e7},
 		ChangeLoad{Step: LoadAccess, Nonce: 0xa1b2, Set: 0x5e7, Access: []AccessRow{{Key: []byte("a"), Value: []byte{1}}, {Key: []byte("ualice"), Value: []byte{1, 2}}}, Key: []byte("secret")},
+		GrantLeaseIn{ID: 0x7b, TTL: 60, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}},
+		RegisterLeases{Leases: []RegisterLease{{ID: 0x7b, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}}, {ID: -2}}},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {

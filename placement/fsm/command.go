@@ -42,6 +42,8 @@ const (
 	opPutHold
 	opEndHold
 	opChangeLoad
+	opGrantLeaseIn
+	opRegisterLeases
 )
 
 // Command is one raft entry of the placement group.
@@ -177,16 +179,10 @@ func (r *Reader) effect(kind opKind) Effect {
 		return o
 	case opPutSetting:
 		return PutSetting{Name: r.StringUpTo(MaxNameBytes), Value: r.CopyUpTo(MaxSettingBytes)}
-	case opGrantLease:
-		return GrantLease{ID: r.LeaseID(), TTL: r.LeaseTTL()}
-	case opRegisterLease:
-		return RegisterLease{ID: r.LeaseID(), Span: r.Span()}
-	case opRevokeLeases:
-		return RevokeLeases{Leases: r.leaseRefs()}
+	case opGrantLease, opGrantLeaseIn, opRegisterLease, opRegisterLeases, opRevokeLeases, opRemoveLeases:
+		return r.leaseEffect(kind)
 	case opRevokeChecked, opKeepLease:
 		return r.checkedEnd(kind)
-	case opRemoveLeases:
-		return RemoveLeases{Leases: r.leaseRefs()}
 	case opBeginOperation:
 		return BeginOperation{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint(), Right: r.rangeVersion(), Operation: r.Operation()}
 	case opEndOperation:
@@ -224,6 +220,24 @@ func (r *Reader) effect(kind opKind) Effect {
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil
+}
+
+// leaseEffect reads a change of leases.
+func (r *Reader) leaseEffect(kind opKind) Effect {
+	switch kind {
+	case opGrantLease:
+		return GrantLease{ID: r.LeaseID(), TTL: r.LeaseTTL()}
+	case opGrantLeaseIn:
+		return GrantLeaseIn{ID: r.LeaseID(), TTL: r.LeaseTTL(), Span: r.Span()}
+	case opRegisterLease:
+		return RegisterLease{ID: r.LeaseID(), Span: r.Span()}
+	case opRegisterLeases:
+		return RegisterLeases{Leases: r.Registrations()}
+	case opRevokeLeases:
+		return RevokeLeases{Leases: r.leaseRefs()}
+	default:
+		return RemoveLeases{Leases: r.leaseRefs()}
+	}
 }
 
 func (r *Reader) alarmCommand() ChangeAlarm {

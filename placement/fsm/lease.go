@@ -30,6 +30,8 @@ const (
 	maxLeaseBytes      = 64 << 20
 	leaseOverheadBytes = 320
 	spanOverheadBytes  = 48
+	// MaxRegistrations bounds those in one command or request.
+	MaxRegistrations = 256
 	// MaxLeaseBatch bounds the leases in one command, request or answer.
 	MaxLeaseBatch = 4096
 )
@@ -159,11 +161,23 @@ type GrantLease struct {
 	TTL int64
 }
 
+// GrantLeaseIn makes a lease whose record lists a span from the beginning: keys of the lease are expected there. It is
+// written from keyspace.VersionLeases on.
+type GrantLeaseIn struct {
+	ID   keyspace.LeaseID
+	TTL  int64
+	Span keyspace.Span
+}
+
 // RegisterLease adds a span to a lease that lives.
 type RegisterLease struct {
 	ID   keyspace.LeaseID
 	Span keyspace.Span
 }
+
+// RegisterLeases is RegisterLease of several leases. The result does not say which of them were refused. It is written from
+// keyspace.VersionLeases on.
+type RegisterLeases struct{ Leases []RegisterLease }
 
 // RevokeLeases decides that leases end. Those that are not there, or of another
 // incarnation, are left out.
@@ -183,19 +197,44 @@ type KeepLease RevokeChecked
 // RemoveLeases forgets leases whose keys and attachments are gone.
 type RemoveLeases struct{ Leases []LeaseRef }
 
-func (GrantLease) kind() opKind    { return opGrantLease }
-func (RegisterLease) kind() opKind { return opRegisterLease }
-func (RevokeLeases) kind() opKind  { return opRevokeLeases }
-func (RevokeChecked) kind() opKind { return opRevokeChecked }
-func (KeepLease) kind() opKind     { return opKeepLease }
-func (RemoveLeases) kind() opKind  { return opRemoveLeases }
+func (GrantLease) kind() opKind     { return opGrantLease }
+func (GrantLeaseIn) kind() opKind   { return opGrantLeaseIn }
+func (RegisterLease) kind() opKind  { return opRegisterLease }
+func (RegisterLeases) kind() opKind { return opRegisterLeases }
+func (RevokeLeases) kind() opKind   { return opRevokeLeases }
+func (RevokeChecked) kind() opKind  { return opRevokeChecked }
+func (KeepLease) kind() opKind      { return opKeepLease }
+func (RemoveLeases) kind() opKind   { return opRemoveLeases }
 
 func (o GrantLease) append(dst []byte) []byte {
 	return binary.AppendUvarint(AppendLeaseID(dst, o.ID), uint64(o.TTL))
 }
 
+func (o GrantLeaseIn) append(dst []byte) []byte {
+	return AppendSpan(GrantLease{ID: o.ID, TTL: o.TTL}.append(dst), o.Span)
+}
+
 func (o RegisterLease) append(dst []byte) []byte {
 	return AppendSpan(AppendLeaseID(dst, o.ID), o.Span)
+}
+
+func (o RegisterLeases) append(dst []byte) []byte { return AppendRegistrations(dst, o.Leases) }
+
+// AppendRegistrations appends spans of leases.
+func AppendRegistrations(dst []byte, all []RegisterLease) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(all)))
+	for i := range all {
+		dst = all[i].append(dst)
+	}
+	return dst
+}
+
+// Registrations reads what AppendRegistrations wrote.
+func (r *Reader) Registrations() (all []RegisterLease) {
+	for range r.CountUpTo(MaxRegistrations, 10) {
+		all = append(all, RegisterLease{ID: r.LeaseID(), Span: r.Span()})
+	}
+	return all
 }
 
 func (o RevokeChecked) append(dst []byte) []byte {
@@ -206,15 +245,38 @@ func (o KeepLease) append(dst []byte) []byte    { return RevokeChecked(o).append
 func (o RevokeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 func (o RemoveLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 
+// apply applies a change of leases.
+func (s *leases) apply(index uint64, op Effect) Result {
+	switch o := op.(type) {
+	case GrantLease:
+		return s.grant(index, o)
+	case GrantLeaseIn:
+		return s.grant(index, GrantLease{ID: o.ID, TTL: o.TTL}, o.Span)
+	case RegisterLease:
+		return s.register(o)
+	case RegisterLeases:
+		for i := range o.Leases {
+			s.register(o.Leases[i])
+		}
+	case RevokeLeases:
+		return s.revoke(o)
+	case RemoveLeases:
+		s.forget(o)
+	default:
+		return s.applyChecked(op)
+	}
+	return Result{}
+}
+
 // grant applies a GrantLease. The incarnation is the entry's index: no two entries of
 // the group have the same.
-func (s *leases) grant(index uint64, o GrantLease) Result {
+func (s *leases) grant(index uint64, o GrantLease, spans ...keyspace.Span) Result {
 	if l, ok := s.get(o.ID); ok && mutation.Is(mutation.LeaseGrantedTwice) {
 		return Result{Lease: l}
 	} else if ok {
 		return Result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
 	}
-	l := &Lease{ID: o.ID, Incarnation: keyspace.LeaseIncarnation(index), TTL: o.TTL}
+	l := &Lease{ID: o.ID, Incarnation: keyspace.LeaseIncarnation(index), TTL: o.TTL, Spans: spans}
 	if s.bytes+l.bytes() > maxLeaseBytes {
 		return Result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
 	}

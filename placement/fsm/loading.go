@@ -217,7 +217,7 @@ func decodeLoading(b []byte) (Loading, error) {
 // restsWhileLoading says whether a command waits for the end of a load.
 func restsWhileLoading(op Effect) bool {
 	switch o := op.(type) {
-	case RaiseCeiling, Compact, GrantLease, RegisterLease, RevokeLeases, RevokeChecked, ChangeAccess:
+	case RaiseCeiling, Compact, GrantLease, GrantLeaseIn, RegisterLease, RegisterLeases, RevokeLeases, RevokeChecked, ChangeAccess:
 		return true
 	case BeginOperation:
 		return o.Operation.Kind == OperationMerge

@@ -146,16 +146,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		s.applyPutSetting(o)
 	case KeepBorder:
 		return s.applyKeepBorder(index, o)
-	case GrantLease:
-		return s.leases.grant(index, o)
-	case RegisterLease:
-		return s.leases.register(o)
-	case RevokeLeases:
-		return s.leases.revoke(o)
-	case RevokeChecked, KeepLease:
-		return s.leases.applyChecked(o)
-	case RemoveLeases:
-		s.leases.forget(o)
+	case GrantLease, GrantLeaseIn, RegisterLease, RegisterLeases, RevokeLeases, RevokeChecked, KeepLease, RemoveLeases:
+		return s.leases.apply(index, op)
 	case BeginOperation:
 		return s.applyBeginOperation(index, o)
 	case EndOperation:

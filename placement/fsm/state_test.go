@@ -280,23 +280,30 @@ func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) Effect {
 	return nil
 }
 
+// spanArgs is the span from start to end, which may both be left out.
+func spanArgs(t *testing.T, d *datadriven.TestData) (span keyspace.Span) {
+	t.Helper()
+	for name, border := range map[string]*[]byte{"start": &span.Start, "end": &span.End} {
+		var s string
+		if d.HasArg(name) {
+			d.ScanArgs(t, name, &s)
+			*border = []byte(s)
+		}
+	}
+	return span
+}
+
 func leaseEffect(t *testing.T, d *datadriven.TestData) Effect {
 	t.Helper()
 	switch d.Cmd {
 	case "grant":
-		return GrantLease{ID: keyspace.LeaseID(testkit.Arg(t, d, "id")), TTL: int64(testkit.Arg(t, d, "ttl"))}
+		id, ttl := keyspace.LeaseID(testkit.Arg(t, d, "id")), int64(testkit.Arg(t, d, "ttl"))
+		if d.HasArg("start") || d.HasArg("end") {
+			return GrantLeaseIn{ID: id, TTL: ttl, Span: spanArgs(t, d)}
+		}
+		return GrantLease{ID: id, TTL: ttl}
 	case "register":
-		o := RegisterLease{ID: keyspace.LeaseID(testkit.Arg(t, d, "id"))}
-		var s string
-		if d.HasArg("start") {
-			d.ScanArgs(t, "start", &s)
-			o.Span.Start = []byte(s)
-		}
-		if d.HasArg("end") {
-			d.ScanArgs(t, "end", &s)
-			o.Span.End = []byte(s)
-		}
-		return o
+		return RegisterLease{ID: keyspace.LeaseID(testkit.Arg(t, d, "id")), Span: spanArgs(t, d)}
 	case "revoke":
 		var o RevokeLeases
 		var inc uint64
