@@ -33,7 +33,8 @@
 //
 //  1. Grant. It is an entry of the placement group. Its index is the lease's incarnation, so
 //     words about a revoked lease never apply to a later one with the same id. On the node that
-//     leads placement the Timer counts the TTL on the monotonic clock.
+//     leads placement the Timer counts the TTL on the monotonic clock. The record lists a span
+//     from the beginning if the last 16 registrations were all of that span.
 //  2. Attach. See "Keys of a lease".
 //  3. Keepalive. It is no entry. Keepalives of one node go together to the leader of placement.
 //     It acknowledges them only after it has proven that it leads. The next leader starts all
@@ -55,9 +56,9 @@
 //
 //  1. Attach. A put with a lease checks whether its range has an attachment of the lease. The
 //     attachment says that the lease's record lists the range. Without one the put waits before
-//     it has a revision. The range's leader has the record list the range and brings the
-//     attachment by an entry of its own. That happens once for each lease and range. A put
-//     without a lease pays nothing.
+//     it has a revision. The range's leader has the record list the range. Then the put's own
+//     entry brings the attachment. That happens once for each lease and range. A put without a
+//     lease pays nothing.
 //  2. Index. Each node has an index of the keys that belong to a lease, by lease and key. The
 //     batch of the version that attaches or detaches a key writes it. A version that keeps the
 //     key's lease writes nothing there. The index knows no ranges: a split moves nothing in it,

@@ -229,7 +229,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	c.shards = shard.NewStore(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c}, Holds: true, Slow: c.keepSlow,
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Written: c.version.written, Placed: c.client, Bus: c.bus, Disk: disk{c}, Holds: true, Slow: c.keepSlow,
 		Limits: shard.Limits{
 			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: atLeast(c.budget.Requests, o.MaxRequestBytes), VersionCacheBytes: c.budget.VersionCache, LockBytes: atLeast(c.budget.Locks, o.MaxRequestBytes), MaxRecordBytes: int(c.host.MaxEntryBytes() - recordSlackBytes), RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
 			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad, MergeHold: o.MergeHold, StandingBytes: NewStanding(o.MemoryBytes).Replicas,

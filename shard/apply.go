@@ -36,13 +36,14 @@ type applyState struct {
 	// resolved is the range's resolved revision, see advance. lowest is the lowest floor of
 	// the locks that will leave versions behind, or MaxRevision.
 	resolved, lowest keyspace.Revision
-	// versions is the memory for those of one batch; replaced of them are not the last of
-	// their transaction for their key.
+	// versions is the memory for those of one batch; replaced of them are not the last of their transaction for their key.
 	versions []mvcc.Version
 	replaced int
 	// attached are the changes of the index of leases in the batch at hand, in their order.
 	attached []indexChange
 	index    mvcc.LeaseIndex
+	// lacking are leases of the batch at hand that have keys, and no attachment so far.
+	lacking []keyspace.LeaseID
 	// undo takes back, from its end on, what the entry at hand has changed in txns.
 	undo []txnUndo
 }
@@ -55,8 +56,7 @@ type outcome struct {
 	ok   bool
 	// refused says that the entry broke a rule.
 	refused bool
-	// deltas are the changes of the live-key count, and locks those of what transactions
-	// over several ranges hold, for a batch.
+	// deltas are the changes of the live-key count, and locks those of what transactions over several ranges hold, for a batch.
 	deltas []eval.CountChange
 	locks  []lockChange
 	// split is set for a split that took effect. source is set for an absorb: the range that
@@ -65,16 +65,14 @@ type outcome struct {
 	source keyspace.RangeID
 	border []byte
 	epochs eval.KeyEpochs
-	// events are a batch's for the feeds, if there were any feeds when it was applied;
-	// resolved is applyState.resolved behind it.
+	// events are a batch's for the feeds, if there were any feeds when it was applied; resolved is applyState.resolved behind it.
 	events   *rangefeed.Events
 	resolved keyspace.Revision
 	// turns says that the load of the range begins or ends with a load.
 	turns bool
 }
 
-// Apply implements raftgroup.StateMachine: it writes bytes and decides nothing
-// that state and entries do not say (invariant 5).
+// Apply implements raftgroup.StateMachine: it writes bytes and decides nothing that state and entries do not say (invariant 5).
 func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 	s := &r.applying
 	for i := range ents {
@@ -124,8 +122,7 @@ func (r *Replica) applyOrRefuse(b *engine.Batch, e *raftgroup.Entry) error {
 	return nil
 }
 
-// applyEntry applies an entry. If it refuses the entry, it may have changed batch, record and
-// locks.
+// applyEntry applies an entry. If it refuses the entry, it may have changed batch, record and locks.
 func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) (out outcome, err error) {
 	s := &r.applying
 	h, body, err := command.DecodeHeader(e.Data)
@@ -183,7 +180,8 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 		if !s.rec.Span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.Span)
 		}
-		return s.addVersion(v, before, out)
+		s.addVersion(v, before, out)
+		return nil
 	})
 	err = refuse(err)
 	if c.Txns > 0 {
@@ -191,6 +189,9 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 	}
 	if err == nil && len(items) > 0 {
 		err = r.applyItems(b, h, &c, items, out)
+	}
+	if err == nil {
+		err = s.checkLacking()
 	}
 	if err == nil && r.feeds.Active() {
 		out.events = rangefeed.Capture(s.versions) // before write puts them into its order
@@ -460,9 +461,8 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.deleteLeft(left)
 }
 
-// leftBehind returns the span that the replica has lost by a snapshot past a split, and claims
-// it. It returns nil if nothing was lost, or if another replica comes there: the snapshot of
-// that one clears it.
+// leftBehind returns the span that the replica has lost by a snapshot past a split, and claims it. It returns nil if nothing was
+// lost, or if another replica comes there: the snapshot of that one clears it.
 func (r *Replica) leftBehind(now *command.Record) *keyspace.Span {
 	old := &r.applying.rec
 	left, ok := old.Span.Intersect(keyspace.Span{Start: now.Span.End})

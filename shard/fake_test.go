@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/skeindb/skein/clock"
@@ -289,6 +290,8 @@ type fakeWorld struct {
 	limits Limits
 	disk   fakeDisk
 	leases fakeLeases
+	// written is the version in which the node writes.
+	written atomic.Uint32
 	// leased says that there are leases. Their records are in leases, or in leasesOf if that is
 	// set.
 	leased   bool
@@ -341,6 +344,7 @@ func newFakeWorldWith(t testing.TB, l Limits) *fakeWorld {
 func newLeasedWorld(t testing.TB, l Limits, leases string) *fakeWorld {
 	t.Helper()
 	w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l, leased: leases != ""}
+	w.written.Store(uint32(keyspace.NewestVersion))
 	w.leases.auto, w.leases.known = leases == "auto", map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 	w.start()
 	if err := w.store.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {
@@ -360,6 +364,7 @@ func (w *fakeWorld) start() {
 	cfg := Config{
 		Self: 1, Clock: ck, Engine: w.engine, Groups: w.groups, Sequencer: w.seq, IDs: w.seq, Reporter: w,
 		Bus: w, Disk: &w.disk, Limits: w.limits, Workers: 1, Placed: w.placed,
+		Written: func() keyspace.Version { return keyspace.Version(w.written.Load()) },
 	}
 	if w.leasesOf != nil {
 		cfg.Leases = w.leasesOf

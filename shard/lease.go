@@ -18,23 +18,23 @@ import (
 
 // Leases registers ranges with leases.
 type Leases interface {
-	// Register has the lease's record list the span. done is called exactly once, from
-	// another goroutine: once the record lists it, or with kverror.LeaseNotFound where there
-	// is no such lease. While the lease is being revoked it is not called. With another
-	// error the record may or may not list the span.
+	// Register has the lease's record list the span. done is called exactly once, from another goroutine: once the record lists
+	// it, or with kverror.LeaseNotFound where there is no such lease. While the lease is being revoked it is not called. With
+	// another error the record may or may not list the span.
 	Register(lease keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error))
 }
 
 func (r *Replica) applyAttachment(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
-	r.applying.setAttachment(m)
+	s := &r.applying
+	s.setAttachment(m)
+	s.lacking = slices.DeleteFunc(s.lacking, func(l keyspace.LeaseID) bool { return l == m.Lease })
 	out.locks = append(out.locks, lockChange{attachment: m})
 	return command.PutAttachment(b, r.id, m)
 }
 
-// applyDetachment removes the attachment of a lease. That of a later incarnation stays: the revoke
-// of an earlier one comes too late. A merge may have brought several locks together that revoke
-// the lease. The attachment stays until the last of them ends, because the others still have
-// attached keys to delete.
+// applyDetachment removes the attachment of a lease. That of a later incarnation stays: the revoke of an earlier one comes too
+// late. A merge may have brought several locks together that revoke the lease. The attachment stays until the last of them ends,
+// because the others still have attached keys to delete.
 func (r *Replica) applyDetachment(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	s := &r.applying
 	here := s.txns.Attachments[m.Lease]
@@ -53,19 +53,24 @@ type indexChange struct {
 	to, from keyspace.LeaseID
 }
 
-// noteLeases notes what a version changes in the index of leases. A lease gets no key without an
-// attachment: nobody would come to delete the key. If the key had the same lease before, the
-// index has it already, so repeated puts pay for the index once. An attachment that goes takes no
-// key out of the index.
-func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
+// noteLeases notes what a version changes in the index of leases. A lease gets no key without an attachment: nobody would come to
+// delete the key. If the key had the same lease before, the index has it already, so repeated puts pay for the index once. An
+// attachment that goes takes no key out of the index.
+func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) {
 	if _, ok := s.txns.Attachments[v.Lease]; v.Lease != 0 && !ok {
-		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no attachment", v.Key, v.Lease, v.Mod)
+		s.lacking = command.AddLease(s.lacking, v.Lease)
 	}
-	if v.Lease == was {
+	if v.Lease != was {
+		s.attached = append(s.attached, indexChange{key: v.Key, to: v.Lease, from: was})
+	}
+}
+
+// checkLacking refuses a batch with a key of a lease of which there is no attachment, nor one in the batch.
+func (s *applyState) checkLacking() error {
+	if len(s.lacking) == 0 {
 		return nil
 	}
-	s.attached = append(s.attached, indexChange{key: v.Key, to: v.Lease, from: was})
-	return nil
+	return refuse(fmt.Errorf("keys are attached to leases %d, of which the range has no attachment", s.lacking))
 }
 
 func (s *applyState) writeAttached(b *engine.Batch) error {
@@ -144,11 +149,15 @@ type leases struct {
 	changing map[keyspace.LeaseID]*registration
 }
 
-// attachable says whether keys may be attached to the lease now. An attachment that is about to go
-// does not count any more, one that is about to come not yet.
+// attachable says whether keys may be attached to the lease in what is evaluated from now on. An attachment that is about to go
+// does not count any more. One that is about to come counts once its item has a place: what is evaluated then is in the same
+// entry, or in one behind it, and is applied only if that one is.
 func (l *leases) attachable(lease keyspace.LeaseID) bool {
+	if reg := l.changing[lease]; reg != nil {
+		return reg.state == registrationPlaced
+	}
 	_, ok := l.attached[lease]
-	return ok && l.changing[lease] == nil
+	return ok
 }
 
 // begin adds a registration. A lease has one at a time.
@@ -193,10 +202,9 @@ func (l *leases) apply(m rangeapi.Attachment) *registration {
 	return nil
 }
 
-// registration is an attachment that comes or goes. It is in the memory of one leadership alone:
-// a revoke that reaches the range ends it, and so does a split, and whoever waits starts
-// over. An attachment of an answer that comes later than the revoke would keep a lease alive that
-// is gone.
+// registration is an attachment that comes or goes. It is in the memory of one leadership alone: a revoke that reaches the range
+// ends it, and so does a split, and whoever waits starts over. An attachment of an answer that comes later than the revoke would
+// keep a lease alive that is gone.
 type registration struct {
 	// Held has those who wait. There is no lock.
 	locktable.Held
@@ -216,6 +224,8 @@ const (
 	registrationAsked registrationState = iota
 	// registrationAttaches: the attachment is on its way through the pipeline.
 	registrationAttaches
+	// registrationPlaced: it has its place, and is not applied.
+	registrationPlaced
 	// registrationDetaches: so is its end.
 	registrationDetaches
 )
@@ -235,8 +245,7 @@ func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState
 	return reg
 }
 
-// wantAttachmentLocked returns the registration that brings the attachment of a lease, nil where the
-// lease has it by now.
+// wantAttachmentLocked returns the registration that brings the attachment of a lease, nil where the lease has it by now.
 func (r *Replica) wantAttachmentLocked(lease keyspace.LeaseID, out *pipeline.Answers) *registration {
 	if r.leases.attachable(lease) {
 		return nil
@@ -249,8 +258,7 @@ func (r *Replica) wantAttachmentLocked(lease keyspace.LeaseID, out *pipeline.Ans
 	return reg
 }
 
-// awaitAttachmentLocked has a call evaluated again once the lease has its attachment, or is known not
-// to be there.
+// awaitAttachmentLocked has a call evaluated again once the lease has its attachment, or is known not to be there.
 func (r *Replica) awaitAttachmentLocked(c *pipeline.Call, lease keyspace.LeaseID, out *pipeline.Answers) {
 	c.Lacks = 0
 	if reg := r.wantAttachmentLocked(lease, out); reg != nil {
@@ -323,6 +331,9 @@ func (s *txnCommand) attach(c *pipeline.Call, op *attach, out *pipeline.Answers)
 	}
 	s.answer = &rangeapi.Resolved{}
 	s.add(c, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.attachment})
+	if written := s.r.store.cfg.Written; written == nil || written() >= keyspace.VersionLeases {
+		s.placed()
+	}
 }
 
 // waiting returns those who wait for the registration.
@@ -348,8 +359,7 @@ func (r *Replica) failRegistrationLocked(reg *registration, err error, out *pipe
 	r.endRegistrationLocked(reg)
 }
 
-// dropRegistrationsLocked ends all registrations: they were for another span, or for a
-// leadership that is over.
+// dropRegistrationsLocked ends all registrations: they were for another span, or for a leadership that is over.
 func (r *Replica) dropRegistrationsLocked() {
 	for _, reg := range r.leases.changing {
 		r.endRegistrationLocked(reg)

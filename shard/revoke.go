@@ -134,8 +134,7 @@ func revokeSpans(s *txnCommand, writes []*eval.PendingVersion) (spans []command.
 	return spans
 }
 
-// revokeMeetsLocked looks for locks in the way of what a revoke has found to be deleted, by
-// the rule of locktable.Table.Meets.
+// revokeMeetsLocked looks for locks in the way of what a revoke has found to be deleted, by the rule of locktable.Table.Meets.
 func (r *Replica) revokeMeetsLocked(c *pipeline.Call, op *rangeapi.Prepare, spans []command.LockSpan, out *pipeline.Answers) (dealt bool) {
 	met, dies := r.locks.MeetsRevoke(op, spans)
 	switch {

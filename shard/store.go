@@ -85,6 +85,8 @@ type Config struct {
 	Txns TxnPusher
 	// Leases registers ranges with leases; nil where there is no lease.
 	Leases Leases
+	// Written is the version in which this node writes; nil for the newest.
+	Written func() keyspace.Version
 	// Placed knows the range map. Nil leaves replicas that were removed while they did not
 	// listen.
 	Placed replicas.Placed

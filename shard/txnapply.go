@@ -19,8 +19,7 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// lockChange is one change of the replicated locks, records and attachments, for Applied to
-// publish.
+// lockChange is one change of the replicated locks, records and attachments, for Applied to publish.
 type lockChange struct {
 	locktable.Change
 	// revision is the one at which Removed was committed, 0 where it was not.
@@ -126,9 +125,7 @@ func (r *Replica) endLock(b *engine.Batch, id rangeapi.LockID, rev keyspace.Revi
 		}
 		for i := range l.Writes {
 			v := l.Writes[i].At(rev)
-			if err := s.addVersion(&v, l.Writes[i].Before, out); err != nil {
-				return refuse(err)
-			}
+			s.addVersion(&v, l.Writes[i].Before, out)
 		}
 		s.rec.LastRevision = max(s.rec.LastRevision, rev)
 	}
@@ -157,9 +154,7 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 			return refuse(fmt.Errorf("key %q is outside of %s", k, swept.Span))
 		}
 		v := command.SweepVersion(k, swept, it.Revision)
-		if err := s.addVersion(&v, command.Prior{Lived: true, Lease: it.Leases[i]}, out); err != nil {
-			return refuse(err)
-		}
+		s.addVersion(&v, command.Prior{Lived: true, Lease: it.Leases[i]}, out)
 	}
 	s.rec.LastRevision = max(s.rec.LastRevision, it.Revision)
 	smaller := *l
@@ -176,14 +171,13 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 	return command.PutLock(b, r.id, &smaller)
 }
 
-// addVersion takes a version of the batch at hand in: into the counts, the hash and
-// what is written.
-func (s *applyState) addVersion(v *mvcc.Version, before command.Prior, out *outcome) error {
+// addVersion takes a version of the batch at hand in: into the counts, the hash and what is written.
+func (s *applyState) addVersion(v *mvcc.Version, before command.Prior, out *outcome) {
 	s.rec.Hash += mvcc.HashWrite(v)
 	s.versions = append(s.versions, *v)
 	if before.Replaced {
 		s.replaced++
-		return nil
+		return
 	}
 	var d int64
 	switch {
@@ -193,15 +187,12 @@ func (s *applyState) addVersion(v *mvcc.Version, before command.Prior, out *outc
 		d = 1
 	}
 	if v.Lease != 0 || before.Lease != 0 {
-		if err := s.noteLeases(v, before.Lease); err != nil {
-			return err
-		}
+		s.noteLeases(v, before.Lease)
 	}
 	if d != 0 {
 		s.rec.Live += d
 		out.deltas = eval.AddCountChange(out.deltas, v.Mod, d)
 	}
-	return nil
 }
 
 // splitTxns divides locks and commit records at key and returns those of the child. A lock
@@ -259,7 +250,7 @@ func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome)
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
-	s.replaced = 0
+	s.replaced, s.lacking = 0, s.lacking[:0]
 	if cap(s.attached) > keptVersions {
 		s.attached = nil
 	}

@@ -31,11 +31,9 @@ type txnCommand struct {
 	item *command.TxnItem
 	// on are the locks that the item brings, ends or changes.
 	on []*locktable.Held
-	// swept is the lock to sweep, as it was when the gate let the command pass. The evaluation
-	// reads it without the replica's mu.
+	// swept is the lock to sweep, as it was when the gate let the command pass. The evaluation reads it without the replica's mu.
 	swept *command.Lock
-	// writes are the intents of a lock whose revisions may still be unknown; draft has the
-	// answer's.
+	// writes are the intents of a lock whose revisions may still be unknown; draft has the answer's.
 	writes []*eval.PendingVersion
 	own    *eval.PendingTxn
 	draft  eval.Draft
@@ -55,8 +53,7 @@ var _ pipeline.Operation = (*txnCommand)(nil)
 // Command implements pipeline.Operation.
 func (s *txnCommand) Command() rangeapi.TxnCommand { return s.op }
 
-// Answered implements pipeline.Effect: it gives back what the answer holds of the node's budget
-// of reads.
+// Answered implements pipeline.Effect: it gives back what the answer holds of the node's budget of reads.
 func (s *txnCommand) Answered() {
 	s.reading.Release()
 	s.reading = budget.Share{}
@@ -337,11 +334,10 @@ func (s *txnCommand) commit(c *pipeline.Call, op *rangeapi.Commit, out *pipeline
 	}
 }
 
-// intactLocked says whether a lock that its attempt took at its anchor is the one that was made
-// there. A split may have cut the lock, the anchor's half may have been aborted, and a merge
-// may have brought the other half here. Then the fence has passed the attempt, and this half
-// does not cover the anchor. A revoke's lock covers no anchor: if a fence has passed its
-// attempt, the revoke starts over.
+// intactLocked says whether a lock that its attempt took at its anchor is the one that was made there. A split may have cut the
+// lock, the anchor's half may have been aborted, and a merge may have brought the other half here. Then the fence has passed the
+// attempt, and this half does not cover the anchor. A revoke's lock covers no anchor: if a fence has passed its attempt, the
+// revoke starts over.
 func (r *Replica) intactLocked(h *locktable.Held) bool {
 	return h.Name.Attempt > r.rec.Fence || h.Covers(h.Anchor)
 }

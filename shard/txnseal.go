@@ -48,8 +48,7 @@ func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []command.L
 	return spans
 }
 
-// seal finishes the command's item and answer: its place and all revisions before it are
-// known now.
+// seal finishes the command's item and answer: its place and all revisions before it are known now.
 func (s *txnCommand) seal(id rangeapi.LockID) {
 	it := s.item
 	switch it.Kind {
@@ -61,7 +60,11 @@ func (s *txnCommand) seal(id rangeapi.LockID) {
 		for _, h := range s.on {
 			it.IDs = append(it.IDs, h.ID)
 		}
-	case command.ItemForget, command.ItemAttach, command.ItemDetach:
+	case command.ItemAttach:
+		if s.registered.state == registrationAttaches {
+			s.placed()
+		}
+	case command.ItemForget, command.ItemDetach:
 	}
 }
 
@@ -77,6 +80,13 @@ func (s *txnCommand) sealLock(id rangeapi.LockID) {
 		a.Results[i].Create = s.creates[i].Except(s.own)
 	}
 	s.draft.SettleOthers(s.own)
+}
+
+// placed has those look again who wait for an attachment. Their entries come behind this one from now on, or are this one:
+// nodes of keyspace.VersionLeases apply the attachments of an entry with its versions.
+func (s *txnCommand) placed() {
+	s.registered.state = registrationPlaced
+	s.r.wokenLocked(s.r.locks.Wake(&s.registered.Held))
 }
 
 // versions calls fn with the versions that the item makes.
@@ -145,8 +155,7 @@ func (s *txnCommand) add(c *pipeline.Call, it *command.TxnItem, on ...*locktable
 	s.r.pipe.Append(c)
 }
 
-// say answers a command that found nothing to change, once the leadership is confirmed:
-// an old leader must not answer so.
+// say answers a command that found nothing to change, once the leadership is confirmed: an old leader must not answer so.
 func (s *txnCommand) say(c *pipeline.Call, a rangeapi.TxnAnswer, out *pipeline.Answers) {
 	s.answer = a
 	s.r.pipe.Confirm(c, out)
