@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/pipeline"
 )
 
 // fakeLeases has the records of leases. It answers by itself where auto is set.
@@ -60,6 +61,7 @@ func (f *fakeLeases) answerLocked(a leaseAsk) (keyspace.LeaseRegistration, error
 //	registrations   what the leases' records are asked
 //	register [n=0] [error=KIND]      answers one of these, with manual leases
 //	write version=N   the version in which the node writes
+//	refuse          answers registration 0, and refuses what waits, as a doubt without an end does
 //	leases          attachments and index, which must agree with the versions
 func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, ok bool) {
 	t.Helper()
@@ -95,6 +97,20 @@ func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, 
 		}
 		f.mu.Unlock()
 		a.done(got, err)
+		f.mu.Lock()
+	case "refuse":
+		a := f.asks[0]
+		f.asks = f.asks[1:]
+		got, err := f.answerLocked(a)
+		release, r := s.w.store.pipes.Pool.Hold(), s.w.store.Replica(1)
+		f.mu.Unlock()
+		a.done(got, err)
+		var answers pipeline.Answers
+		r.mu.Lock()
+		r.pipe.Refuse(&answers, r.doubtedLocked())
+		r.mu.Unlock()
+		r.pipe.Send(&answers)
+		release()
 		f.mu.Lock()
 	case "leases":
 		return leasesText(t, s.w.engine, s.w.store), true

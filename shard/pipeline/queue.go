@@ -121,6 +121,7 @@ func (p *Pipeline) Requeue(c *Call) {
 func (p *Pipeline) Refuse(out *Answers, err error) {
 	for _, c := range p.queue {
 		c.isAt(placeQueue, nil)
+		c.op.Undo(c, err, out) // the attachment of a lease has begun before it came here
 		out.Add(c, err)
 	}
 	clear(p.queue)
