@@ -29,8 +29,12 @@ type registrations struct {
 	wake wake.Signal
 }
 
-// maxRegistrations bounds those that wait or are under way.
-const maxRegistrations = 4096
+// maxRegistrations bounds those that wait or are under way. As a rule one call has all that wait, so that nobody waits for more
+// than two.
+const maxRegistrations = fsm.MaxLeaseBatch
+
+// maxRegisteredBytes bounds the borders of spans in a call, which is an entry of the placement group.
+const maxRegisteredBytes = 512 << 10
 
 func (g *registrations) init() { g.wake = wake.New() }
 
@@ -44,10 +48,12 @@ func (g *registrations) close() {
 func (g *registrations) take() (batch []registration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n, size := 0, 0
-	for n < min(len(g.waiting), fsm.MaxRegistrations) && size < fsm.MaxLeaseSpanBytes/2 {
+	n := 0
+	for size := 0; n < min(len(g.waiting), fsm.MaxLeaseBatch); n++ {
 		size += len(g.waiting[n].Span.Start) + len(g.waiting[n].Span.End)
-		n++
+		if size > maxRegisteredBytes && n > 0 {
+			break
+		}
 	}
 	batch = slices.Clone(g.waiting[:n])
 	g.waiting = slices.Delete(g.waiting, 0, n)
@@ -79,7 +85,7 @@ func (c *Client) Register(id keyspace.LeaseID, span keyspace.Span, done func(key
 	}
 }
 
-// registerLoop makes the calls for registrations, one at a time.
+// registerLoop makes the calls for several registrations, one at a time.
 func (c *Client) registerLoop() {
 	g := &c.registrations
 	for {

@@ -155,14 +155,19 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 		return leaseResponse{}, kverror.New(kverror.NoSpace, "grant lease %x", int64(q.ID))
 	}
 	ttl := max(q.TTL, s.o.MinLeaseTTL)
-	if span, ok := s.usual.get(); ok && s.View().Map.ClusterVersion >= keyspace.VersionLeases {
-		return s.serveLeaseChange(ctx, fsm.GrantLeaseIn{ID: q.ID, TTL: ttl, Span: span})
+	if span, ok := s.usual.get(); ok {
+		// A range that was split since would make the end of the lease one of all its parts.
+		v := s.View()
+		if row := v.Lookup(span.Start); row.Descriptor.Span.Equal(span) && v.Map.ClusterVersion >= keyspace.VersionLeases {
+			return s.serveLeaseChange(ctx, fsm.GrantLeaseIn{ID: q.ID, TTL: ttl, Span: span})
+		}
 	}
 	return s.serveLeaseChange(ctx, fsm.GrantLease{ID: q.ID, TTL: ttl})
 }
 
 // usualSpan is where the keys of a new lease are expected: in the span that the last registrations were all of. A lease that is
-// granted with that span needs no entry of its own for it later. Where the guess is wrong, the lease's end asks a range more.
+// granted with that span needs no entry of its own for it later. Where the guess is wrong, the end of the lease is a matter of
+// that range too, and waits for it.
 type usualSpan struct {
 	mu sync.Mutex
 	// Guarded by mu. times is how often the span was registered one after the other.
@@ -208,7 +213,7 @@ func (s *Service) serveLeaseChange(ctx context.Context, op fsm.Effect) (leaseRes
 // committed. But this node must still lead.
 func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
 	a, err := s.registerLease(ctx, q)
-	if err == nil {
+	if err == nil && a.Leases[0].Phase == LeaseLive {
 		s.usual.registered(q.Span)
 	}
 	return a, err

@@ -43,7 +43,7 @@ type leaseRequest struct {
 	Incarnation keyspace.LeaseIncarnation
 	IDs         []keyspace.LeaseID
 	Checked     keyspace.Revision
-	// Registrations are at most fsm.MaxRegistrations.
+	// Registrations are at most fsm.MaxLeaseBatch.
 	Registrations []fsm.RegisterLease
 }
 

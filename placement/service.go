@@ -127,7 +127,7 @@ type Service struct {
 	own       *ownReplica
 	// taken is which rights nodes have said that they go by.
 	taken takenViews
-	// usual is where leases are registered while this node leads.
+	// usual is where leases were registered last while this node led.
 	usual usualSpan
 	// client is what this node's Client knows, nil until there is one.
 	client atomic.Pointer[clientView]

@@ -30,8 +30,6 @@ const (
 	maxLeaseBytes      = 64 << 20
 	leaseOverheadBytes = 320
 	spanOverheadBytes  = 48
-	// MaxRegistrations bounds those in one command or request.
-	MaxRegistrations = 256
 	// MaxLeaseBatch bounds the leases in one command, request or answer.
 	MaxLeaseBatch = 4096
 )
@@ -231,7 +229,7 @@ func AppendRegistrations(dst []byte, all []RegisterLease) []byte {
 
 // Registrations reads what AppendRegistrations wrote.
 func (r *Reader) Registrations() (all []RegisterLease) {
-	for range r.CountUpTo(MaxRegistrations, 10) {
+	for range r.CountUpTo(MaxLeaseBatch, 10) {
 		all = append(all, RegisterLease{ID: r.LeaseID(), Span: r.Span()})
 	}
 	return all
@@ -277,6 +275,9 @@ func (s *leases) grant(index uint64, o GrantLease, spans ...keyspace.Span) Resul
 		return Result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
 	}
 	l := &Lease{ID: o.ID, Incarnation: keyspace.LeaseIncarnation(index), TTL: o.TTL, Spans: spans}
+	if s.bytes+l.bytes() > maxLeaseBytes {
+		l.Spans = nil // it does without what is only expected
+	}
 	if s.bytes+l.bytes() > maxLeaseBytes {
 		return Result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
 	}
