@@ -96,6 +96,15 @@ func (t *lockSet) add(h *Held) {
 	t.addLeases(h)
 }
 
+// confirm takes over the applied form of a pending lock. It is the same lock, with its id and its intents, so that
+// its place in the indexes stays.
+func (t *lockSet) confirm(h *Held, l *command.Lock) {
+	h.Lock, h.Pending = l, false
+	more := max(0, int64(l.Bytes())-h.size)
+	h.size += more
+	t.bytes.Add(more)
+}
+
 func (t *lockSet) remove(h *Held) {
 	delete(t.all, h)
 	t.bytes.Add(-h.size)

@@ -235,6 +235,12 @@ func (t *Table) Apply(ch *Change, now clock.Time) (woken bool) {
 	}
 	if h != nil {
 		now = min(now, h.since)
+	}
+	if h != nil && h.Pending && ch.Removed == nil {
+		set.confirm(h, ch.Added)
+		return false
+	}
+	if h != nil {
 		set.remove(h)
 	}
 	if ch.Added != nil {
