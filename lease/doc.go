@@ -34,7 +34,8 @@
 //  1. Grant. It is an entry of the placement group. Its index is the lease's incarnation, so
 //     words about a revoked lease never apply to a later one with the same id. On the node that
 //     leads placement the Timer counts the TTL on the monotonic clock. The record lists a span
-//     from the beginning if the last 16 registrations were all of that span.
+//     from the beginning if the last 16 registrations were all of that span, and it is a range's.
+//     So the lease may have a range in which it gets no key. Its end waits for that range too.
 //  2. Attach. See "Keys of a lease".
 //  3. Keepalive. It is no entry. Keepalives of one node go together to the leader of placement.
 //     It acknowledges them only after it has proven that it leads. The next leader starts all

@@ -81,7 +81,8 @@
 //
 // # Leases
 //
-//	put to a lease   attachment ─▶ evaluate; none ─▶ Leases.Register ─▶ attachment (an item) and evaluate
+//	put to a lease   attachment ─▶ evaluate; none ─▶ Leases.Register ─▶ attachment (an item) ─▶ evaluate, for the same
+//	                 entry or one behind it
 //	Revoke           in one range: tombstones, and the attachment's end, in one entry
 //	Prepare          in several: a lock on the attachment and on all keys; the attachment goes with it
 //	LeaseKeys        the keys of a lease

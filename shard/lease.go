@@ -226,7 +226,7 @@ const (
 	registrationAttaches
 	// registrationPlaced: it has its place, and is not applied.
 	registrationPlaced
-	// registrationDetaches: so is its end.
+	// registrationDetaches: its end has its place, and is not applied.
 	registrationDetaches
 )
 

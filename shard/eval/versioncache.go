@@ -31,7 +31,7 @@ type VersionCache struct {
 const cacheParts = 16
 
 // cacheOverheadBytes is about what an entry takes beside its key: the slot, and its
-// share of a map that is half full.
+// share of an index that is half full.
 const cacheOverheadBytes = 160
 
 // KeyEpoch names the entries of one replica that are true.
