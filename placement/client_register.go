@@ -49,7 +49,7 @@ func (g *registrations) take() (batch []registration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := 0
-	for size := 0; n < min(len(g.waiting), fsm.MaxLeaseBatch); n++ {
+	for size := 0; n < len(g.waiting); n++ {
 		size += len(g.waiting[n].Span.Start) + len(g.waiting[n].Span.End)
 		if size > maxRegisteredBytes && n > 0 {
 			break

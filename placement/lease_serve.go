@@ -156,9 +156,10 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 	}
 	ttl := max(q.TTL, s.o.MinLeaseTTL)
 	if span, ok := s.usual.get(); ok {
-		// A range that was split since would make the end of the lease one of all its parts.
+		// A range that was split since would make the end of the lease one of all its parts. A node that led before may have no
+		// map any more.
 		v := s.View()
-		if row := v.Lookup(span.Start); row.Descriptor.Span.Equal(span) && v.Map.ClusterVersion >= keyspace.VersionLeases {
+		if v.Len() > 0 && v.Map.ClusterVersion >= keyspace.VersionLeases && v.Lookup(span.Start).Descriptor.Span.Equal(span) {
 			return s.serveLeaseChange(ctx, fsm.GrantLeaseIn{ID: q.ID, TTL: ttl, Span: span})
 		}
 	}
@@ -185,6 +186,12 @@ func (u *usualSpan) registered(s keyspace.Span) {
 		u.span, u.times = s, 0
 	}
 	u.times = min(u.times+1, usualAfter)
+}
+
+func (u *usualSpan) forget() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.span, u.times = keyspace.Span{}, 0
 }
 
 // get returns the usual span; ok is false where there is none.

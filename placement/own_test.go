@@ -166,6 +166,14 @@ func TestPlacementGroupMoves(t *testing.T) {
 		if s, err := r.nodes[0].client.PlacementGroup(ctx); err != nil || s.Leader < 4 || len(s.Replicas) != 3 {
 			t.Errorf("%+v, %v", s, err)
 		}
+		// One that led, and has no replica any more, has no map either.
+		former := r.nodes[1].service
+		for range usualAfter {
+			former.usual.registered(keyspace.Span{})
+		}
+		if _, err := former.serveLease(ctx, &leaseRequest{Op: leaseGrant, ID: 5, TTL: 60}); err == nil || former.View().Len() > 0 {
+			t.Errorf("a node without a replica grants a lease: %v, and knows %d ranges", err, former.View().Len())
+		}
 		r.nodes[0].stop()
 		r.nodes[0].start()
 		r.settle(4, 5, 6)

@@ -127,7 +127,7 @@ type Service struct {
 	own       *ownReplica
 	// taken is which rights nodes have said that they go by.
 	taken takenViews
-	// usual is where leases were registered last while this node led.
+	// usual is where leases were registered last in the term in which this node leads, or led last.
 	usual usualSpan
 	// client is what this node's Client knows, nil until there is one.
 	client atomic.Pointer[clientView]
@@ -276,6 +276,7 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	clear(s.held)
+	s.usual.forget()
 	s.taken.lead(term, s.o.Clock.Now())
 	if s.o.LeaseObserver != nil {
 		records := s.View().Records
