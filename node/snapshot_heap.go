@@ -9,7 +9,7 @@ const (
 	snapshotGarbageBytes = 16 << 20
 )
 
-// A tidyHeap bounds the garbage of a snapshot. A node lets garbage grow up to a quarter of its memory budget, and a
+// A tidyHeap bounds the garbage of a snapshot. A node lets garbage grow up to a part of its memory budget, and a
 // snapshot allocates a few times what the store has: one of 50 MiB had a node at rest grow by 320 MiB. One goroutine at
 // a time uses it.
 type tidyHeap struct {

@@ -13,15 +13,14 @@ import (
 	"github.com/skeindb/skein/internal/background"
 )
 
-// UseMemoryBudget has the garbage collector use as much of the process's memory budget as saves
-// work: garbage may be what the process allocates within garbageFor, but a sixth of the budget
-// at most. By default Go lets garbage grow with the live heap. Then a busy small heap is collected
-// all the time, which takes a seventh of a node's CPU. Three nodes took 79 µs of CPU per put with
-// Go's 100 and 69 µs with 400 (medians of three runs by turns). A fixed higher percentage would
-// have a large heap, of 10,000 ranges, take five times what it needs, and a fixed amount would have
-// a node with little to do keep garbage for nothing. Few collections also help latency: a
-// collection takes all idle processors and more, and requests wait meanwhile. GOGC and GOMEMLIMIT
-// win. The returned function ends it.
+// UseMemoryBudget has the garbage collector use as much of the process's memory budget as saves work: garbage
+// may be what the process allocates within garbageFor, but mostGarbage at most. By default Go lets garbage grow
+// with the live heap. Then a busy small heap is collected all the time, which takes a seventh of a node's CPU.
+// Three nodes took 79 µs of CPU per put with Go's 100 and 69 µs with 400 (medians of three runs by turns). A
+// fixed higher percentage would have a large heap, of 10,000 ranges, take five times what it needs, and a fixed
+// amount would have a node with little to do keep garbage for nothing. Few collections also help latency: a
+// collection takes all idle processors and more, and requests wait meanwhile. GOGC and GOMEMLIMIT win. The
+// returned function ends it.
 func UseMemoryBudget(budgetBytes int64) (stop func()) {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budgetBytes + budgetBytes/4)
@@ -31,7 +30,7 @@ func UseMemoryBudget(budgetBytes int64) (stop func()) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { paceCollector(ctx, clock.System(), budgetBytes/6) })
+	wg.Go(func() { paceCollector(ctx, clock.System(), budgetBytes) })
 	return func() {
 		cancel()
 		wg.Wait()
@@ -39,15 +38,15 @@ func UseMemoryBudget(budgetBytes int64) (stop func()) {
 }
 
 // The bounds of a heap's growth before a collection, in percent of the live heap. A heap of a few
-// MiB has just begun to grow and is no measure. Go's own 100 is the least of a heap below
+// MiB has just begun to grow and is no measure. Go's own 100 is the least of a heap up to
 // largeHeapBytes. startGCPercent is the setting of a new process.
 const (
 	maxGCPercent   = 4000
 	startGCPercent = 400
 	minGCPercent   = 100
-	// A larger heap is caches for the most part, and a quarter of it, or largeHeapBytes, is garbage enough: when load
-	// begins, a heap of 1.4 GiB is collected once a second until the next pacePeriod.
-	minLargeGCPercent = 25
+	// A larger heap may grow by half, or by largeHeapBytes. Without cgo the block cache is in it, and as much garbage
+	// again would double the process.
+	minLargeGCPercent = 50
 	largeHeapBytes    = 128 << 20
 	// leastGarbage may be there at any load, but for the smallest budgets. A heap of 40 MiB, of a
 	// small store, is collected in some 30 ms of CPU.
@@ -63,9 +62,18 @@ const (
 	idlePeriod = time.Minute
 )
 
-// paceCollector keeps the garbage near what is allocated within garbageFor, and below mostGarbage
-// bytes, until ctx ends.
-func paceCollector(ctx context.Context, c clock.Clock, mostGarbage int64) {
+// mostGarbage returns how much garbage there may be beside a heap with so many living bytes: a quarter of the budget, and a
+// sixth where the heap is large.
+func mostGarbage(liveBytes uint64, budgetBytes int64) int64 {
+	if liveBytes > largeHeapBytes {
+		return budgetBytes / 6
+	}
+	return budgetBytes / 4
+}
+
+// paceCollector keeps the garbage near what is allocated within garbageFor, and below mostGarbage,
+// until ctx ends. The least that a heap may grow comes first.
+func paceCollector(ctx context.Context, c clock.Clock, budgetBytes int64) {
 	percent := startGCPercent
 	debug.SetGCPercent(percent)
 	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}, {Name: "/gc/heap/allocs:bytes"}}
@@ -74,7 +82,7 @@ func paceCollector(ctx context.Context, c clock.Clock, mostGarbage int64) {
 	cycles, collected := uint64(0), c.Now()
 	for clock.Sleep(ctx, c, pacePeriod) == nil {
 		metrics.Read(heap)
-		garbage = garbageBytes(garbage, int64(heap[2].Value.Uint64()-allocs), mostGarbage)
+		garbage = garbageBytes(garbage, int64(heap[2].Value.Uint64()-allocs), mostGarbage(heap[0].Value.Uint64(), budgetBytes))
 		allocs = heap[2].Value.Uint64()
 		if n := heap[1].Value.Uint64(); n != cycles {
 			cycles, collected = n, c.Now()

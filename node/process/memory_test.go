@@ -24,8 +24,8 @@ func TestGCPercent(t *testing.T) {
 		{64 * mib, 256 * mib, 400},
 		{128 * mib, 256 * mib, 200},
 		{200 * mib, 256 * mib, 128},
-		{800 * mib, 256 * mib, 32},
-		{800 * mib, 32 * mib, 25}, // caches, and little load
+		{800 * mib, 480 * mib, 60},
+		{800 * mib, 32 * mib, 50}, // caches, and little load
 		{256 * mib, 32 * mib, 50},
 		{128 * mib, 32 * mib, 100},
 		{64 * mib, 0, 100}, // a tiny budget
