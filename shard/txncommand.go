@@ -430,8 +430,8 @@ func (s *txnCommand) resolve(c *pipeline.Call, op *rangeapi.Resolve, out *pipeli
 // Undo implements pipeline.Effect.
 func (s *txnCommand) Undo(_ *pipeline.Call, err error, out *pipeline.Answers) {
 	if reg := s.registered; err != nil && reg != nil && reg.state == registrationAttaches && s.r.leases.under(reg) {
-		// Its item has no place yet, or the cluster version is old. They fail rather than try again: if the record lists the range they would be back
-		// at once, and a leader that is about to fall would drop this again.
+		// Its item has no place yet, or the cluster version is old. They fail rather than try again: if the record lists the
+		// range they would be back at once, and a leader that is about to fall would drop this again.
 		s.r.failRegistrationLocked(reg, err, out)
 	}
 	s.undo()

@@ -114,7 +114,15 @@ func (o *owner) do(t *testing.T, f []string) {
 	case "prepare":
 		o.gate(&request{name: f[1], cmd: prepare(f, uint64(len(o.requests)))})
 	case "apply":
-		o.table.Apply(&Change{Added: o.held[f[1]].Lock}, o.now)
+		// What is applied is decoded from the log.
+		h := o.held[f[1]]
+		in := command.NewCursor(command.AppendItem(nil, &command.TxnItem{Kind: command.ItemLock, Lock: h.Lock}))
+		it := in.Item()
+		if in.Err() != nil {
+			t.Fatal(in.Err())
+		}
+		it.Lock.ID = h.ID
+		o.table.Apply(&Change{Added: it.Lock}, o.now)
 	case "end":
 		o.table.Apply(&Change{Removed: o.held[f[1]].Lock}, o.now)
 	case "lose":
