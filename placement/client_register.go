@@ -102,8 +102,8 @@ func (c *Client) registerLoop() {
 	}
 }
 
-// registerBatch registers spans by one call. Those that it leaves open have calls of their own: a lease that ends has to be
-// waited for, and a record that cannot list the span says why.
+// registerBatch registers spans by one call. What that leaves open has a call of its own: somebody has to wait for a lease
+// that ends, and to learn why a record cannot list a span.
 func (c *Client) registerBatch(batch []registration) {
 	if c.o.Written() < keyspace.VersionLeases {
 		for i := range batch {

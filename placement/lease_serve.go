@@ -167,8 +167,8 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 }
 
 // usualSpan is where the keys of a new lease are expected: in the span that the last registrations were all of. A lease that is
-// granted with that span needs no entry of its own for it later. Where the guess is wrong, the end of the lease is a matter of
-// that range too, and waits for it.
+// granted with that span needs no entry of its own for it later. Where the guess is wrong, the
+// end of the lease has to reach that range too.
 type usualSpan struct {
 	mu sync.Mutex
 	// Guarded by mu. times is how often the span was registered one after the other.

@@ -150,8 +150,8 @@ type leases struct {
 }
 
 // attachable says whether keys may be attached to the lease in what is evaluated from now on. An attachment that is about to go
-// does not count any more. One that is about to come counts once its item has a place: what is evaluated then is in the same
-// entry, or in one behind it, and is applied only if that one is.
+// does not count any more. One that is about to come counts once its item has a place. What is evaluated then is in the same
+// entry or in one behind it, so it is applied only if that one is.
 func (l *leases) attachable(lease keyspace.LeaseID) bool {
 	if reg := l.changing[lease]; reg != nil {
 		return reg.state == registrationPlaced

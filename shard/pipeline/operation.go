@@ -38,8 +38,8 @@ type Effect interface {
 	AppendItem(dst []byte, id rangeapi.LockID) ([]byte, uint64)
 	// Settle gives an operation with writes its revision.
 	Settle(c *Call, rev keyspace.Revision)
-	// Undo takes back the effects of Gate and Place outside of the pipeline. err is the reason to discard or refuse the call,
-	// nil if the call is evaluated again, or was about to be and is answered.
+	// Undo takes back the effects of Gate and Place outside of the pipeline. err is the reason to discard or refuse the call.
+	// It is nil if the call is evaluated again, or was about to be.
 	Undo(c *Call, err error, out *Answers)
 	// Answered is told before the caller has its answer. It is called without mu.
 	Answered()
