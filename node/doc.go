@@ -69,8 +69,8 @@
 // All else that is full means ResourceExhausted for a client's request and a dropped and reported
 // message on the bus, never an endless wait. The process sets Go's memory limit to a quarter above
 // the budget.
-// It paces the collector so that garbage is what is allocated in some seconds, and a quarter of the
-// budget at most where the heap is small (package process). A node that has not collected for a minute collects then and returns the memory. Tables
+// Package process paces the collector: garbage is what is allocated in some seconds, within a part of
+// the budget. A node that has not collected for a minute collects then and returns the memory. Tables
 // have 16 MiB at most (Pebble's default is 128), and those of copies have older versions beside
 // the newest ones. Otherwise the written part of a table would stay in memory until it is
 // whole, at eight times its size.

@@ -102,8 +102,8 @@ func (c *Client) registerLoop() {
 	}
 }
 
-// registerBatch registers spans by one call. What that leaves open has a call of its own: somebody has to wait for a lease
-// that ends, and to learn why a record cannot list a span.
+// registerBatch registers spans by one call. What that leaves open gets a call of its own: it waits for a lease that ends, or
+// learns why a record cannot list the span.
 func (c *Client) registerBatch(batch []registration) {
 	if c.o.Written() < keyspace.VersionLeases {
 		for i := range batch {

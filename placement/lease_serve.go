@@ -167,8 +167,7 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 }
 
 // usualSpan is where the keys of a new lease are expected: in the span that the last registrations were all of. A lease that is
-// granted with that span needs no entry of its own for it later. Where the guess is wrong, the
-// end of the lease has to reach that range too.
+// granted with that span needs no entry of its own for it later. If the guess is wrong, the lease's end asks that range too.
 type usualSpan struct {
 	mu sync.Mutex
 	// Guarded by mu. times is how often the span was registered one after the other.
@@ -191,7 +190,7 @@ func (u *usualSpan) registered(s keyspace.Span) {
 func (u *usualSpan) forget() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.span, u.times = keyspace.Span{}, 0
+	u.times = 0
 }
 
 // get returns the usual span; ok is false where there is none.

@@ -53,9 +53,8 @@ type indexChange struct {
 	to, from keyspace.LeaseID
 }
 
-// noteLeases notes what a version changes in the index of leases. A lease gets no key without an attachment: nobody would come to
-// delete the key. If the key had the same lease before, the index has it already, so repeated puts pay for the index once. An
-// attachment that goes takes no key out of the index.
+// noteLeases notes what a version changes in the index of leases. If the key had the same lease before, the index has it already,
+// so repeated puts pay for the index once. An attachment that goes takes no key out of the index.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) {
 	if _, ok := s.txns.Attachments[v.Lease]; v.Lease != 0 && !ok {
 		s.lacking = command.AddLease(s.lacking, v.Lease)
@@ -65,7 +64,8 @@ func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) {
 	}
 }
 
-// checkLacking refuses a batch with a key of a lease of which there is no attachment, nor one in the batch.
+// checkLacking refuses a batch with a key of a lease of which there is no attachment, nor one in the batch: nobody would come to
+// delete the key.
 func (s *applyState) checkLacking() error {
 	if len(s.lacking) == 0 {
 		return nil
@@ -150,8 +150,8 @@ type leases struct {
 }
 
 // attachable says whether keys may be attached to the lease in what is evaluated from now on. An attachment that is about to go
-// does not count any more. One that is about to come counts once its item has a place. What is evaluated then is in the same
-// entry or in one behind it, so it is applied only if that one is.
+// does not count any more. One that is about to come counts once its item has a place. From then on puts go into the same
+// entry or one behind it, and no entry is applied without those before it.
 func (l *leases) attachable(lease keyspace.LeaseID) bool {
 	if reg := l.changing[lease]; reg != nil {
 		return reg.state == registrationPlaced

@@ -233,14 +233,12 @@ func (t *Table) Apply(ch *Change, now clock.Time) (woken bool) {
 	case ch.Added != nil:
 		h = set.find(ch.Added.Name, ch.Added.ID)
 	}
-	if h != nil {
-		now = min(now, h.since)
-	}
 	if h != nil && h.Pending && ch.Removed == nil {
 		set.confirm(h, ch.Added)
 		return false
 	}
 	if h != nil {
+		now = min(now, h.since)
 		set.remove(h)
 	}
 	if ch.Added != nil {
